@@ -1,0 +1,121 @@
+//! Memory that other processes can map. A device has two sides, and no process has both: the daemon *owns* memory (it
+//! creates and exports it, and never maps it or holds a context), the loader and the clients *import* it (they map a
+//! descriptor that they were given). Nothing here knows what a file is.
+
+pub mod cuda;
+pub mod host;
+
+use crate::failure::Result;
+use crate::protocol::{DeviceKind, DeviceUuid};
+use std::any::Any;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// What is known of a device without a context on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    pub uuid: DeviceUuid,
+    pub kind: DeviceKind,
+    /// The driver's ordinal; 0 for the host.
+    pub ordinal: u32,
+    /// `host` or `cuda:N`.
+    pub label: String,
+    /// What a person calls it, such as `NVIDIA H200`.
+    pub name: String,
+    /// Bytes of memory in all.
+    pub total: u64,
+    /// Every allocation is a multiple of this many bytes.
+    pub granularity: u64,
+}
+
+impl Info {
+    /// The bytes that an allocation for `length` bytes takes.
+    pub fn rounded(&self, length: u64) -> u64 {
+        length.div_ceil(self.granularity) * self.granularity
+    }
+}
+
+/// The owner's side, in the daemon.
+pub trait Memory: Send + Sync {
+    fn info(&self) -> &Info;
+
+    /// Bytes that nobody uses now, as the system says. `None` where nobody can tell.
+    fn free(&self) -> Option<u64>;
+
+    /// Creates `size` bytes, a multiple of the granularity. Their content is undefined until a loader has filled them.
+    /// Fails with `OutOfMemory` where the device has no room.
+    fn allocate(&self, size: u64) -> Result<Allocation>;
+
+    /// Makes a filled allocation unchangeable for whoever maps it, as far as the device can. Called before anyone but
+    /// the loader has seen the descriptor, when the loader has unmapped it.
+    fn seal(&self, allocation: &Allocation) -> Result<()>;
+}
+
+/// One piece of device memory. It is freed when this is dropped and everyone who mapped it has unmapped it.
+pub struct Allocation {
+    descriptor: OwnedFd,
+    size: u64,
+    /// Whatever else keeps the memory; dropped before the descriptor.
+    _handle: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Allocation {
+    pub fn new(descriptor: OwnedFd, size: u64, handle: Option<Box<dyn Any + Send + Sync>>) -> Allocation {
+        Allocation { descriptor, size, _handle: handle }
+    }
+
+    /// Bytes, a multiple of the device's granularity.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The descriptor that another process imports.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// How an importer maps an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// What clients ask for.
+    ReadOnly,
+    /// What the loader asks for while it fills.
+    ReadWrite,
+}
+
+/// The importer's side, in a loader or a client.
+pub trait Importer: Send + Sync {
+    /// Maps the `size` bytes behind `descriptor`.
+    fn map(&self, descriptor: BorrowedFd<'_>, size: u64, access: Access) -> Result<Box<dyn Mapping>>;
+
+    /// Copies device bytes from `offset` of `mapping` into `out`, and returns when they are there.
+    fn read(&self, mapping: &dyn Mapping, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Writes zeros over `length` bytes from `offset` of a writable mapping, and returns when they are there.
+    fn zero(&self, mapping: &dyn Mapping, offset: u64, length: u64) -> Result<()>;
+
+    /// A lane with `slots` pinned slots of `slot_size` bytes, for one thread. `None` where the processor can store into
+    /// a mapping itself and a lane would be a detour (the host device).
+    fn lane(&self, slots: usize, slot_size: usize) -> Result<Option<Box<dyn Lane>>>;
+}
+
+/// An allocation in this process's (or this context's) address space, until it is dropped.
+pub trait Mapping: Send + Sync {
+    /// Where it begins: a host address, or a device pointer.
+    fn address(&self) -> u64;
+    fn size(&self) -> u64;
+    /// Where the processor can store into it: the host address of its first byte.
+    fn host(&self) -> Option<*mut u8>;
+}
+
+/// One thread's way into device memory: pinned slots that are filled from a file and copied asynchronously.
+/// A slot's bytes must not be touched between `copy` and a `wait` for the same slot that returned.
+pub trait Lane: Send {
+    /// The memory of a slot.
+    fn slot(&mut self, slot: usize) -> &mut [u8];
+    /// Starts copying the first `length` bytes of `slot` to `offset` of `mapping`. The mapping must outlive the copy.
+    fn copy(&mut self, slot: usize, length: usize, mapping: &dyn Mapping, offset: u64) -> Result<()>;
+    /// Returns when the last copy out of `slot` has completed (at once where there was none). An error says that the
+    /// copy failed or the device is lost; either way the copy is over.
+    fn wait(&mut self, slot: usize) -> Result<()>;
+}

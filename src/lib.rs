@@ -1,0 +1,25 @@
+//! warpfs mounts a directory so that the files in it can also be had in GPU memory, by path.
+//!
+//! The map of the house; each room knows only those below it:
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`filesystem`] | the mount: names, attributes and data of the source, and the triggers (ioctl, xattr, `.warpfs`) |
+//! | [`cache`] | what is resident, for whom, until when |
+//! | [`loader`] | the child process that does a device's work, and the daemon's end of its socket |
+//! | [`transfer`] | file to device, used in the loader |
+//! | [`device`] | memory that other processes can map |
+//! | [`source`] | the real files |
+//! | [`config`] | everything that can be set |
+//! | [`failure`] | what went wrong, in one shape |
+//! | [`protocol`] | every struct and number that crosses a process boundary |
+
+pub mod cache;
+pub mod config;
+pub mod device;
+pub mod failure;
+pub mod filesystem;
+pub mod loader;
+pub mod protocol;
+pub mod source;
+pub mod transfer;

@@ -1,0 +1,154 @@
+//! Who is asking, and doing file work as that user. Nobody acts as root for another: whatever a peer asks by path is
+//! opened by a thread that has the peer's user, group and supplementary groups while it opens, and its own again after.
+
+use rustix::fs::Stat;
+use std::io;
+use std::path::Path;
+
+/// The credentials with which the system checks file access.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+}
+
+/// Who may share one allocation: an importer of CUDA memory can ask for write access, so read-only is a guard-rail and
+/// not a wall, and only processes of one user in one user and mount namespace share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Domain {
+    pub uid: u32,
+    /// Inode number of the peer's user namespace; 0 where it cannot be seen.
+    pub user_namespace: u64,
+    /// Inode number of the peer's mount namespace; 0 where it cannot be seen.
+    pub mount_namespace: u64,
+}
+
+/// One process that asks for something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub identity: Identity,
+    pub pid: u32,
+    pub domain: Domain,
+}
+
+impl Caller {
+    /// The process `pid` (or a thread's id), which the kernel says has `uid` and `gid`. What /proc does not show of it
+    /// (another user's process, another PID namespace) stays empty: no supplementary groups, a domain of its own.
+    pub fn of_process(uid: u32, gid: u32, pid: u32) -> Caller {
+        let identity = Identity { uid, gid, groups: groups_of(pid) };
+        Caller { identity, pid, domain: Domain::of_process(uid, pid) }
+    }
+
+    /// This process.
+    pub fn this() -> Caller {
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        Caller::of_process(uid, gid, std::process::id())
+    }
+}
+
+impl Domain {
+    pub fn of_process(uid: u32, pid: u32) -> Domain {
+        let namespace = |name: &str| {
+            let path = format!("/proc/{pid}/ns/{name}");
+            rustix::fs::stat(Path::new(&path)).map(|s: Stat| s.st_ino).unwrap_or(0)
+        };
+        Domain { uid, user_namespace: namespace("user"), mount_namespace: namespace("mnt") }
+    }
+}
+
+fn groups_of(pid: u32) -> Vec<u32> {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return Vec::new();
+    };
+    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or("");
+    line.split_whitespace().filter_map(|g| g.parse().ok()).collect()
+}
+
+impl Identity {
+    /// Runs `work` with this identity's fsuid, fsgid and supplementary groups on the calling thread, and restores the
+    /// thread's own after. A daemon that is not root keeps its own identity: it can do nothing that its user cannot.
+    pub fn with<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _guard = Assumed::new(self);
+        work()
+    }
+}
+
+/// Restores the thread's credentials when dropped, also when the work panics.
+struct Assumed {
+    own: Option<Identity>,
+}
+
+impl Assumed {
+    fn new(wanted: &Identity) -> Assumed {
+        let own = OWN.with(Identity::clone);
+        if own.uid != 0 || (wanted.uid == 0 && wanted.gid == own.gid) {
+            return Assumed { own: None };
+        }
+        // From here on the guard restores, whatever fails.
+        let guard = Assumed { own: Some(own) };
+        set_groups(&wanted.groups).expect("root may set its thread's groups");
+        // Group first: without root's capabilities the group could not be set any more.
+        set_fs_ids(wanted.uid, wanted.gid);
+        guard
+    }
+}
+
+impl Drop for Assumed {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.take() {
+            set_fs_ids(own.uid, own.gid);
+            set_groups(&own.groups).expect("root may restore its thread's groups");
+        }
+    }
+}
+
+thread_local! {
+    /// The identity the thread was born with.
+    static OWN: Identity = Identity {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: rustix::process::getgroups()
+            .map(|groups| groups.iter().map(|g| g.as_raw()).collect())
+            .unwrap_or_default(),
+    };
+}
+
+/// The system call itself: glibc's wrapper would change every thread of the process.
+fn set_groups(groups: &[u32]) -> io::Result<()> {
+    // SAFETY: the pointer and the length name a live slice of gid_t, which the kernel only reads.
+    let done = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn set_fs_ids(uid: u32, gid: u32) {
+    // SAFETY: both calls take plain numbers, change the calling thread only, and cannot fail for root.
+    unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn files_belong_to_the_assumed_identity_and_root_returns() {
+        if !rustix::process::geteuid().is_root() {
+            return; // an ordinary user has one identity only
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::chown(dir.path(), Some(1234), Some(1234)).expect("chown");
+        let path = dir.path().join("f");
+        let nobody = Identity { uid: 1234, gid: 1234, groups: vec![77] };
+        nobody.with(|| std::fs::write(&path, b"x").expect("may write into its own directory"));
+        let meta = std::fs::metadata(&path).expect("exists");
+        assert_eq!((meta.uid(), meta.gid()), (1234, 1234));
+        let denied = nobody.with(|| std::fs::read("/etc/shadow"));
+        assert_eq!(denied.expect_err("not readable").kind(), io::ErrorKind::PermissionDenied);
+        std::fs::read("/etc/shadow").expect("root again");
+    }
+}
