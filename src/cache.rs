@@ -2,13 +2,29 @@
 //! files in device memory; they never call each other. Everything is per device: one budget, one index, one loader.
 //! Nothing here knows FUSE or CUDA: the memory and the loader are traits, so the cache is tested without either.
 
-use crate::device::Info;
+mod budget;
+mod copy;
+mod dispatch;
+mod hold;
+mod placement;
+mod policy;
+mod shelf;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod timer;
+
+use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
-use crate::protocol::{Code, DeviceUuid, Secret, State};
+use crate::loader::Loader;
+use crate::protocol::{Code, DeviceUuid, NONE, Secret, State};
 use crate::source::{Caller, Domain, FileId, OpenFile};
-use std::os::fd::OwnedFd;
+pub use copy::Hold;
+use hold::Sessions;
+use shelf::Shelf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use timer::Timer;
 
 /// A client's session, numbered by the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,49 +96,134 @@ pub struct Evicted {
 /// Told the answer exactly once, from any thread.
 pub type Answer = Box<dyn FnOnce(Result<Outcome>) + Send>;
 
-pub struct Cache {
-    devices: Vec<Info>,
+/// What one device is made of.
+pub struct Setup {
+    pub memory: Arc<dyn Memory>,
+    pub loader: Arc<dyn Loader>,
+    /// The budget, in bytes.
+    pub limit: u64,
 }
 
+/// The cache of one daemon.
+pub struct Cache {
+    devices: Vec<Info>,
+    shelves: Vec<Arc<Shelf>>,
+    sessions: Arc<Sessions>,
+    started: Instant,
+}
+
+/// Files that the statistics name at most, per device.
+const FILES_NAMED: usize = 1000;
+
 impl Cache {
+    /// A cache over `devices`, the default first; at least one. Fails where no thread can be started.
+    pub fn start(devices: Vec<Setup>) -> std::io::Result<Cache> {
+        let sessions = Arc::new(Sessions::default());
+        let timer = Arc::new(Timer::start()?);
+        let mut shelves = Vec::new();
+        for (number, device) in devices.into_iter().enumerate() {
+            let (sessions, timer) = (Arc::clone(&sessions), Arc::clone(&timer));
+            let shelf = Shelf::new(number, device.memory, device.loader, device.limit, sessions, timer);
+            dispatch::start(&shelf)?;
+            shelves.push(shelf);
+        }
+        let devices = shelves.iter().map(|shelf| shelf.info().clone()).collect();
+        Ok(Cache { devices, shelves, sessions, started: Instant::now() })
+    }
+
     /// The devices, the default first.
     pub fn devices(&self) -> &[Info] {
         &self.devices
     }
 
+    fn shelf(&self, device: DeviceUuid) -> Result<&Arc<Shelf>> {
+        let found = self.shelves.iter().find(|shelf| device == NONE || shelf.info().uuid == device);
+        found.ok_or_else(|| {
+            let labels: Vec<_> = self.devices.iter().map(|d| d.label.as_str()).collect();
+            let message = format!("this mount does not serve that device; it serves {}", labels.join(", "));
+            Failure::new(Code::NoDevice, message)
+        })
+    }
+
     /// Answers at once where the file is resident and current; otherwise starts or joins its load. Never waits itself.
     pub fn materialize(&self, ask: Ask, answer: Answer) {
-        let _ = ask;
-        answer(Err(Failure::new(Code::Unsupported, "not built yet")));
+        match self.shelf(ask.device) {
+            Ok(shelf) => shelf.materialize(ask, answer),
+            Err(failure) => answer(Err(failure)),
+        }
     }
 
     /// Where `file` stands for `domain`. Starts nothing.
     pub fn standing(&self, file: &OpenFile, device: DeviceUuid, domain: Domain) -> Result<Standing> {
-        let _ = (file, device, domain);
-        Err(Failure::new(Code::Unsupported, "not built yet"))
+        self.shelf(device)?.standing(file, domain)
     }
 
-    /// Gives the copies of `file` in `domain` up, on `device` or, with [`crate::protocol::NONE`], on every device.
+    /// Gives the copies of `file` in `domain` up, on `device` or, with [`NONE`], on every device.
     pub fn evict(&self, file: FileId, device: DeviceUuid, domain: Domain) -> Result<Evicted> {
-        let _ = (file, device, domain);
-        Err(Failure::new(Code::Unsupported, "not built yet"))
+        self.shelf(device)?;
+        let mut sum = Evicted::default();
+        for shelf in self.shelves.iter().filter(|shelf| device == NONE || shelf.info().uuid == device) {
+            let evicted = shelf.evict(file, domain);
+            sum.freed += evicted.freed;
+            sum.held += evicted.held;
+        }
+        Ok(sum)
     }
 
     /// `file` was truncated or opened for writing through the mount: its copies are not current any more.
     /// Quick, and called before the writer gets its reply.
     pub fn changed(&self, file: FileId) {
-        let _ = file;
+        for shelf in &self.shelves {
+            shelf.changed(file);
+        }
+    }
+
+    /// Begins a session of `owner`, and draws its secret.
+    pub fn open_session(&self, owner: Caller) -> Result<(SessionId, Secret)> {
+        self.sessions.open(owner)
+    }
+
+    /// Ends a session: all that it held is free.
+    pub fn close_session(&self, session: SessionId) {
+        self.sessions.close(session);
     }
 
     /// The session that has this secret, where it belongs to `uid`.
     pub fn session_of(&self, secret: &Secret, uid: u32) -> Result<SessionId> {
-        let _ = (secret, uid);
-        Err(Failure::new(Code::BadSession, "not built yet"))
+        self.sessions.find(secret, uid)
+    }
+
+    /// The allocation that `session` holds, to be sent to it, with its device.
+    pub fn fetch(&self, session: SessionId, allocation: u64) -> Result<(Hold, &Info)> {
+        let hold = self.sessions.fetch(session, allocation)?;
+        let device = &self.devices[hold.block().device];
+        Ok((hold, device))
+    }
+
+    /// The client gives `grants` of the answers back that it got for `allocation`.
+    pub fn release(&self, session: SessionId, allocation: u64, grants: u64) -> Result<()> {
+        self.sessions.release(session, allocation, grants)
     }
 
     /// Counters and, for the daemon's owner, files, as JSON text.
     pub fn stats_json(&self, owner: bool) -> String {
-        let _ = owner;
-        String::from("{}\n")
+        let devices = self.shelves.iter().map(|shelf| stats::of_shelf(shelf, if owner { FILES_NAMED } else { 0 }));
+        let stats = stats::Stats {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            sessions: self.sessions.count(),
+            devices: devices.collect(),
+        };
+        let mut text = serde_json::to_string_pretty(&stats).expect("plain structs become JSON");
+        text.push('\n');
+        text
+    }
+
+    /// Fails every load, and ends the loaders. Nothing can be asked for after.
+    pub fn stop(&self) {
+        for shelf in &self.shelves {
+            shelf.stop();
+        }
     }
 }

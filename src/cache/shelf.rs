@@ -1,0 +1,503 @@
+//! What is on one device: the index of copies and loads, the order of eviction, the counters. Requests come in here and
+//! are answered at once from a copy, or wait with a load. No system call that can block is made under the lock.
+
+use super::budget::Budget;
+use super::copy::{Copy, Hold, Key, next_generation};
+use super::hold::{FETCH_TIME, Sessions};
+use super::policy::Policy;
+use super::policy::lru::Lru;
+use super::timer::Timer;
+use super::{Answer, Ask, Evicted, Outcome, SessionId, Standing};
+use crate::device::{Info, Memory};
+use crate::failure::{Failure, Result};
+use crate::loader::{Loader, Watch};
+use crate::metrics::{Counter, Counters};
+use crate::protocol::{Code, State};
+use crate::size::Human;
+use crate::source::{Domain, FileId, OpenFile, Version};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Failures that are remembered for STATUS, per device.
+const REMEMBERED_FAILURES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// One device with everything that is on it.
+pub struct Shelf {
+    pub(super) number: usize,
+    pub(super) memory: Arc<dyn Memory>,
+    pub(super) loader: Arc<dyn Loader>,
+    pub(super) budget: Arc<Budget>,
+    pub(super) counters: Counters,
+    pub(super) sessions: Arc<Sessions>,
+    pub(super) index: Mutex<Index>,
+    /// Signalled when there may be something for the dispatcher.
+    pub(super) work: Condvar,
+    timer: Arc<Timer>,
+    this: Weak<Shelf>,
+}
+
+pub(super) struct Index {
+    files: HashMap<FileId, Vec<(Domain, Slot)>>,
+    pub(super) policy: Box<dyn Policy>,
+    /// Loads that wait for the dispatcher, oldest first.
+    pub(super) queue: VecDeque<(Key, u64)>,
+    /// Loads that the loader has.
+    pub(super) in_flight: usize,
+    pub(super) failures: lru::LruCache<Key, (Version, Failure)>,
+    pub(super) stopping: bool,
+    next_number: u64,
+    resident: Sum,
+}
+
+/// Files and bytes of the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+pub(super) enum Slot {
+    Loading(Load),
+    Resident(Arc<Copy>),
+}
+
+/// A file on its way.
+pub(super) struct Load {
+    /// Tells this load from a later one of the same key.
+    pub number: u64,
+    pub file: OpenFile,
+    /// The version that is being loaded.
+    pub version: Version,
+    pub attempt: u32,
+    /// The file was changed through the mount since the load began.
+    pub stale: bool,
+    pub watch: Arc<Watch>,
+    pub waiters: Vec<Waiter>,
+}
+
+pub(super) struct Waiter {
+    number: u64,
+    session: Option<SessionId>,
+    answer: Answer,
+}
+
+impl Index {
+    fn slot(&mut self, key: &Key) -> Option<&mut Slot> {
+        let slots = self.files.get_mut(&key.file)?;
+        slots.iter_mut().find(|(domain, _)| *domain == key.domain).map(|(_, slot)| slot)
+    }
+
+    /// The load of `key` with this number, if it is still wanted.
+    pub(super) fn load(&mut self, key: &Key, number: u64) -> Option<&mut Load> {
+        match self.slot(key) {
+            Some(Slot::Loading(load)) if load.number == number => Some(load),
+            _ => None,
+        }
+    }
+
+    pub(super) fn put(&mut self, key: Key, slot: Slot) {
+        if let Slot::Resident(copy) = &slot {
+            self.policy.admit(key, copy.bytes());
+            self.resident.files += 1;
+            self.resident.bytes += copy.bytes();
+        }
+        self.files.entry(key.file).or_default().push((key.domain, slot));
+    }
+
+    pub(super) fn take(&mut self, key: &Key) -> Option<Slot> {
+        let slots = self.files.get_mut(&key.file)?;
+        let place = slots.iter().position(|(domain, _)| *domain == key.domain)?;
+        let (_, slot) = slots.swap_remove(place);
+        if slots.is_empty() {
+            self.files.remove(&key.file);
+        }
+        if let Slot::Resident(copy) = &slot {
+            self.policy.remove(key);
+            self.resident.files -= 1;
+            self.resident.bytes -= copy.bytes();
+        }
+        Some(slot)
+    }
+
+    /// Takes the copy that shall go next out of the index; never one that is held.
+    pub(super) fn take_victim(&mut self) -> Option<Arc<Copy>> {
+        let Index { files, policy, .. } = self;
+        let may_go = |key: &Key| {
+            let slots = files.get(&key.file).map_or(&[][..], Vec::as_slice);
+            slots.iter().any(|(domain, slot)| {
+                *domain == key.domain && matches!(slot, Slot::Resident(copy) if copy.bytes() > 0 && !copy.is_held())
+            })
+        };
+        let key = policy.victim(&may_go)?;
+        match self.take(&key) {
+            Some(Slot::Resident(copy)) => Some(copy),
+            _ => unreachable!("the policy names resident keys only"),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+}
+
+impl Shelf {
+    pub(super) fn new(
+        number: usize,
+        memory: Arc<dyn Memory>,
+        loader: Arc<dyn Loader>,
+        limit: u64,
+        sessions: Arc<Sessions>,
+        timer: Arc<Timer>,
+    ) -> Arc<Shelf> {
+        Arc::new_cyclic(|this| Shelf {
+            number,
+            memory,
+            loader,
+            budget: Budget::new(limit),
+            counters: Counters::default(),
+            sessions,
+            index: Mutex::new(Index {
+                files: HashMap::new(),
+                policy: Box::new(Lru::default()),
+                queue: VecDeque::new(),
+                in_flight: 0,
+                failures: lru::LruCache::new(REMEMBERED_FAILURES),
+                stopping: false,
+                next_number: 0,
+                resident: Sum::default(),
+            }),
+            work: Condvar::new(),
+            timer,
+            this: this.clone(),
+        })
+    }
+
+    pub(super) fn info(&self) -> &Info {
+        self.memory.info()
+    }
+
+    /// See [`super::Cache::materialize`].
+    pub(super) fn materialize(&self, ask: Ask, answer: Answer) {
+        let version = match ask.file.version().and_then(|version| self.check(&ask, version)) {
+            Ok(version) => version,
+            Err(failure) => return answer(Err(failure)),
+        };
+        if version.size == 0 {
+            return answer(Ok(Outcome::Resident(empty(&version))));
+        }
+        let key = Key { file: version.file, domain: ask.caller.domain };
+        let mut superseded = None;
+        let mut index = self.index.lock();
+        if index.stopping {
+            drop(index);
+            return answer(Err(Failure::new(Code::Stopping, "the daemon is shutting down")));
+        }
+        if let Some(Slot::Resident(copy)) = index.slot(&key) {
+            if copy.version == version {
+                let copy = Arc::clone(copy);
+                let hold = hold(&copy, ask.session);
+                index.policy.touch(&key);
+                drop(index);
+                self.counters.add(Counter::Hits, 1);
+                return self.reply(&copy, ask.session, hold, answer);
+            }
+            self.counters.add(Counter::Superseded, 1);
+            superseded = index.take(&key);
+        }
+        let number = index.number();
+        let mut total = version.size;
+        let mut loaded = 0;
+        let wait = ask.wait;
+        let (waiters, immediate) = if wait.is_zero() {
+            (Vec::new(), Some(answer))
+        } else {
+            (vec![Waiter { number, session: ask.session, answer }], None)
+        };
+        if let Some(Slot::Loading(load)) = index.slot(&key) {
+            self.counters.add(Counter::Joined, 1);
+            load.waiters.extend(waiters);
+            total = load.version.size;
+            loaded = load.watch.loaded.load(Ordering::Relaxed);
+        } else {
+            self.counters.add(Counter::Misses, 1);
+            index.failures.pop(&key);
+            let load =
+                Load { number, file: ask.file, version, attempt: 1, stale: false, watch: Arc::default(), waiters };
+            index.put(key, Slot::Loading(load));
+            index.queue.push_back((key, number));
+            self.work.notify_one();
+        }
+        drop(index);
+        // Outside the lock: this may free memory.
+        drop(superseded);
+        match immediate {
+            Some(answer) => answer(Ok(Outcome::Loading { loaded, total })),
+            None => {
+                let this = self.this.clone();
+                self.timer.after(wait, move || {
+                    if let Some(shelf) = this.upgrade() {
+                        shelf.expire(&key, number);
+                    }
+                });
+            }
+        }
+    }
+
+    /// What can be said without looking at the index.
+    fn check(&self, ask: &Ask, version: Version) -> Result<Version> {
+        let path = ask.file.path.display();
+        if ask.offset != 0 || (ask.length != 0 && ask.length < version.size) {
+            let message = format!("{path}: a part of a file cannot be asked for yet; ask for the whole file");
+            return Err(Failure::new(Code::Unsupported, message));
+        }
+        self.fits(&ask.file, version.size)?;
+        Ok(version)
+    }
+
+    /// Whether a file of `size` bytes can ever be resident here.
+    pub(super) fn fits(&self, file: &OpenFile, size: u64) -> Result<()> {
+        if self.info().rounded(size) <= self.budget.limit() {
+            return Ok(());
+        }
+        let message = format!(
+            "{}: {} are more than the whole budget of {}, {}: mount with a larger --budget",
+            file.path.display(),
+            Human(size),
+            self.info().label,
+            Human(self.budget.limit()),
+        );
+        Err(Failure::new(Code::TooLarge, message))
+    }
+
+    /// A waiter's time is over: it hears how far the load is.
+    fn expire(&self, key: &Key, number: u64) {
+        let mut index = self.index.lock();
+        let Some(Slot::Loading(load)) = index.slot(key) else { return };
+        let Some(place) = load.waiters.iter().position(|w| w.number == number) else { return };
+        let waiter = load.waiters.swap_remove(place);
+        let outcome = Outcome::Loading { loaded: load.watch.loaded.load(Ordering::Relaxed), total: load.version.size };
+        drop(index);
+        (waiter.answer)(Ok(outcome));
+    }
+
+    /// Answers from a copy, and lets the session hold it.
+    fn reply(&self, copy: &Arc<Copy>, session: Option<SessionId>, hold: Option<Hold>, answer: Answer) {
+        if let (Some(session), Some(hold)) = (session, hold) {
+            let allocation = hold.block().id;
+            match self.sessions.grant(session, hold) {
+                Err(failure) => return answer(Err(failure)),
+                Ok(false) => {}
+                Ok(true) => {
+                    let this = self.this.clone();
+                    self.timer.after(FETCH_TIME, move || {
+                        if let Some(shelf) = this.upgrade()
+                            && shelf.sessions.lapse(session, allocation)
+                        {
+                            shelf.counters.add(Counter::Lapsed, 1);
+                        }
+                    });
+                }
+            }
+        }
+        answer(Ok(Outcome::Resident(copy.placement())));
+    }
+
+    /// Makes `copy` the current one and answers those who wait for it. False: nobody wants it any more.
+    pub(super) fn publish(&self, copy: Copy, number: u64) -> bool {
+        let key = copy.key;
+        let copy = Arc::new(copy);
+        let mut index = self.index.lock();
+        if index.load(&key, number).is_none() {
+            return false;
+        }
+        let Some(Slot::Loading(load)) = index.take(&key) else { unreachable!("found just now") };
+        // Held before the lock goes, so that no eviction comes between.
+        let answers: Vec<_> = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
+        if copy.block.is_some() {
+            index.put(key, Slot::Resident(Arc::clone(&copy)));
+        }
+        drop(index);
+        self.counters.add(Counter::Loads, 1);
+        for (hold, waiter) in answers {
+            self.reply(&copy, waiter.session, hold, waiter.answer);
+        }
+        true
+    }
+
+    /// Ends a load without a copy.
+    pub(super) fn fail(&self, key: &Key, number: u64, failure: Failure) {
+        let mut index = self.index.lock();
+        if index.load(key, number).is_none() {
+            return;
+        }
+        let Some(Slot::Loading(load)) = index.take(key) else { unreachable!("found just now") };
+        index.failures.put(*key, (load.version, failure.clone()));
+        drop(index);
+        self.counters.add(Counter::LoadFailures, 1);
+        tracing::warn!(device = self.info().label, "{failure}");
+        for waiter in load.waiters {
+            (waiter.answer)(Err(failure.clone()));
+        }
+    }
+
+    /// See [`super::Cache::standing`].
+    pub(super) fn standing(&self, file: &OpenFile, domain: Domain) -> Result<Standing> {
+        let version = file.version()?;
+        let mut standing =
+            Standing { state: State::Absent, size: version.size, loaded: 0, generation: 0, holders: 0, failure: None };
+        if version.size == 0 {
+            standing.state = State::Resident;
+            standing.generation = empty(&version).generation;
+            return Ok(standing);
+        }
+        let key = Key { file: version.file, domain };
+        let mut index = self.index.lock();
+        match index.slot(&key) {
+            Some(Slot::Resident(copy)) if copy.version == version => {
+                standing.state = State::Resident;
+                standing.loaded = version.size;
+                standing.generation = copy.generation;
+                standing.holders = copy.holders();
+            }
+            Some(Slot::Loading(load)) => {
+                standing.state = State::Loading;
+                standing.loaded = load.watch.loaded.load(Ordering::Relaxed).min(version.size);
+            }
+            _ => {
+                let failed = index.failures.peek(&key).filter(|(failed, _)| *failed == version);
+                standing.failure = failed.map(|(_, failure)| failure.clone());
+            }
+        }
+        Ok(standing)
+    }
+
+    /// See [`super::Cache::evict`].
+    pub(super) fn evict(&self, file: FileId, domain: Domain) -> Evicted {
+        let taken = self.index.lock().take(&Key { file, domain });
+        let mut evicted = Evicted::default();
+        match taken {
+            None => {}
+            Some(Slot::Resident(copy)) => {
+                self.counters.add(Counter::EvictionsAsked, 1);
+                if copy.is_held() { &mut evicted.held } else { &mut evicted.freed }.clone_from(&copy.bytes());
+            }
+            Some(Slot::Loading(load)) => {
+                load.watch.cancelled.store(true, Ordering::Release);
+                self.budget.poke();
+                let path = load.file.path.display();
+                let failure = Failure::new(Code::Changing, format!("{path}: evicted while it was loading"));
+                for waiter in load.waiters {
+                    (waiter.answer)(Err(failure.clone()));
+                }
+            }
+        }
+        evicted
+    }
+
+    /// See [`super::Cache::changed`].
+    pub(super) fn changed(&self, file: FileId) {
+        let mut index = self.index.lock();
+        let Some(slots) = index.files.get_mut(&file) else { return };
+        let mut superseded = Vec::new();
+        for (domain, slot) in slots {
+            match slot {
+                Slot::Loading(load) => load.stale = true,
+                Slot::Resident(_) => superseded.push(Key { file, domain: *domain }),
+            }
+        }
+        let gone: Vec<_> = superseded.iter().filter_map(|key| index.take(key)).collect();
+        drop(index);
+        self.counters.add(Counter::Superseded, gone.len() as u64);
+    }
+
+    /// What is resident and loading now, and every file of it up to `limit`.
+    pub(super) fn survey(&self, limit: usize) -> Survey {
+        let index = self.index.lock();
+        let mut survey = Survey { resident: index.resident, ..Survey::default() };
+        for (domain, slot) in index.files.values().flatten() {
+            if let Slot::Loading(load) = slot {
+                survey.loading.files += 1;
+                survey.loading.bytes += load.version.size;
+            }
+            if survey.files.len() == limit {
+                survey.left_out += 1;
+                continue;
+            }
+            survey.files.push(match slot {
+                Slot::Loading(load) => Seen {
+                    path: load.file.path.display().to_string(),
+                    state: State::Loading,
+                    size: load.version.size,
+                    loaded: load.watch.loaded.load(Ordering::Relaxed),
+                    holders: 0,
+                    uid: domain.uid,
+                    age: None,
+                },
+                Slot::Resident(copy) => Seen {
+                    path: copy.path.display().to_string(),
+                    state: State::Resident,
+                    size: copy.version.size,
+                    loaded: copy.version.size,
+                    holders: copy.holders(),
+                    uid: domain.uid,
+                    age: Some(copy.published.elapsed()),
+                },
+            });
+        }
+        survey
+    }
+}
+
+/// See [`Shelf::survey`].
+#[derive(Default)]
+pub(super) struct Survey {
+    pub resident: Sum,
+    /// Bytes of the files, not of the budget.
+    pub loading: Sum,
+    pub files: Vec<Seen>,
+    pub left_out: u64,
+}
+
+/// One file on the shelf, for people.
+pub(super) struct Seen {
+    pub path: String,
+    pub state: State,
+    pub size: u64,
+    pub loaded: u64,
+    pub holders: u32,
+    pub uid: u32,
+    /// Since it was published.
+    pub age: Option<Duration>,
+}
+
+fn hold(copy: &Arc<Copy>, session: Option<SessionId>) -> Option<Hold> {
+    session.and(copy.block.as_ref()).map(Hold::new)
+}
+
+/// Where an empty file is: nowhere, and that at once. It has no entry in the index; its generation follows from its
+/// version, apart from those that are counted.
+fn empty(version: &Version) -> super::Placement {
+    let mut hasher = DefaultHasher::new();
+    version.hash(&mut hasher);
+    let generation = hasher.finish() | 1 << 63;
+    super::Placement { allocation: 0, allocation_size: 0, offset: 0, length: 0, generation }
+}
+
+/// A copy of `load`'s file in `block`.
+pub(super) fn copy_of(key: Key, load: &Load, block: Option<Arc<super::copy::Block>>, lead: u64) -> Copy {
+    Copy {
+        key,
+        version: load.version,
+        generation: next_generation(),
+        block,
+        lead,
+        path: load.file.path.clone(),
+        published: std::time::Instant::now(),
+    }
+}

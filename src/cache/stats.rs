@@ -1,0 +1,95 @@
+//! The cache's state as JSON: what `.warpfs/stats` shows. Sizes are bytes.
+
+use super::shelf::Shelf;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+#[derive(Serialize)]
+pub(super) struct Stats {
+    pub version: &'static str,
+    /// The daemon's process id.
+    pub pid: u32,
+    pub uptime_seconds: u64,
+    pub sessions: usize,
+    pub devices: Vec<DeviceStats>,
+}
+
+#[derive(Serialize)]
+pub(super) struct DeviceStats {
+    label: String,
+    name: String,
+    /// Hexadecimal.
+    uuid: String,
+    total: u64,
+    /// Nobody's bytes now; null where the system does not tell.
+    free: Option<u64>,
+    budget: u64,
+    /// Of the budget: resident, loading, superseded but held, and slack.
+    used: u64,
+    resident_files: u64,
+    resident_bytes: u64,
+    loading_files: u64,
+    /// Bytes of the files that are loading.
+    loading_bytes: u64,
+    counters: BTreeMap<&'static str, u64>,
+    holders: Vec<HolderStats>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<FileStats>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files_left_out: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct HolderStats {
+    uid: u32,
+    pid: u32,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct FileStats {
+    path: String,
+    state: &'static str,
+    size: u64,
+    loaded: u64,
+    holders: u32,
+    uid: u32,
+    /// Since the file became resident.
+    age_seconds: Option<u64>,
+}
+
+/// The device's state; names up to `files` files, and the holders only where that is not 0.
+pub(super) fn of_shelf(shelf: &Shelf, files: usize) -> DeviceStats {
+    let info = shelf.info();
+    let survey = shelf.survey(files);
+    let holders = if files == 0 { Vec::new() } else { shelf.sessions.holders(shelf.number) };
+    DeviceStats {
+        label: info.label.clone(),
+        name: info.name.clone(),
+        uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+        total: info.total,
+        free: shelf.memory.free(),
+        budget: shelf.budget.limit(),
+        used: shelf.budget.used(),
+        resident_files: survey.resident.files,
+        resident_bytes: survey.resident.bytes,
+        loading_files: survey.loading.files,
+        loading_bytes: survey.loading.bytes,
+        counters: shelf.counters.all().collect(),
+        holders: holders.into_iter().map(|h| HolderStats { uid: h.uid, pid: h.pid, bytes: h.bytes }).collect(),
+        files: survey
+            .files
+            .into_iter()
+            .map(|seen| FileStats {
+                path: seen.path,
+                state: seen.state.word(),
+                size: seen.size,
+                loaded: seen.loaded,
+                holders: seen.holders,
+                uid: seen.uid,
+                age_seconds: seen.age.map(|age| age.as_secs()),
+            })
+            .collect(),
+        files_left_out: (files > 0 && survey.left_out > 0).then_some(survey.left_out),
+    }
+}
