@@ -1,0 +1,86 @@
+//! Where the channel's socket is, and who may connect: `/run/warpfs` for root, `$XDG_RUNTIME_DIR/warpfs` for users, or
+//! wherever `WARPFS_SOCKET` says.
+
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Overrides the place of the socket, for the daemon and for clients.
+pub const VARIABLE: &str = "WARPFS_SOCKET";
+
+/// Bytes of a socket's path at most (`sockaddr_un`, with its NUL).
+const PATH_LIMIT: usize = 107;
+
+/// The path that WARPFS_SOCKET asks for.
+pub fn overridden() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The path for the daemon that serves `mountpoint`. Its folder exists afterwards, and sockets of dead daemons in it are
+/// gone. `open`: other users may connect.
+pub fn choose(mountpoint: &Path, open: bool) -> Result<PathBuf> {
+    if let Some(path) = overridden() {
+        return checked(path);
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let folder = if uid == 0 {
+        PathBuf::from("/run/warpfs")
+    } else {
+        match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir()) {
+            Some(runtime) => runtime.join("warpfs"),
+            None => PathBuf::from(format!("/tmp/warpfs-{uid}")),
+        }
+    };
+    prepare(&folder, uid, open)?;
+    sweep(&folder);
+    let name: String = mountpoint
+        .file_name()
+        .map(|name| {
+            name.to_string_lossy().chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).collect()
+        })
+        .unwrap_or_default();
+    let name: String = name.chars().take(32).collect();
+    checked(folder.join(format!("{name}-{}.sock", std::process::id())))
+}
+
+fn checked(path: PathBuf) -> Result<PathBuf> {
+    if path.as_os_str().len() <= PATH_LIMIT {
+        return Ok(path);
+    }
+    let message = format!("{}: too long for a socket's path ({PATH_LIMIT} bytes); set {VARIABLE}", path.display());
+    Err(Failure { errno: libc::ENAMETOOLONG, ..Failure::new(Code::BadRequest, message) })
+}
+
+/// The folder, ours, and closed to others unless they may connect.
+fn prepare(folder: &Path, uid: u32, open: bool) -> Result<()> {
+    let shown = folder.display();
+    let made = std::fs::DirBuilder::new().mode(0o700).recursive(true).create(folder);
+    made.map_err(|e| Failure::system(format!("cannot create {shown} for the channel's socket"), e))?;
+    let found = std::fs::symlink_metadata(folder).map_err(|e| Failure::system(&shown, e))?;
+    if found.uid() != uid || !found.is_dir() {
+        let message = format!("{shown} is not a folder of user {uid}: remove it, or set {VARIABLE}");
+        return Err(Failure::new(Code::Permission, message));
+    }
+    if open && uid == 0 {
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(folder, mode).map_err(|e| Failure::system(&shown, e))?;
+    }
+    Ok(())
+}
+
+/// Removes the sockets at which nobody listens any more.
+fn sweep(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|e| e == "sock") && is_stale(&path) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+}
+
+/// Whether there is a socket at which nobody listens.
+pub fn is_stale(path: &Path) -> bool {
+    UnixStream::connect(path).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+}

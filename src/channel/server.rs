@@ -1,0 +1,107 @@
+//! The listening socket: binds it with the right mode, accepts clients, and gives each a thread of its own. Ends when it
+//! is dropped, and takes the socket's file with it.
+
+use super::location;
+use super::session;
+use crate::cache::Cache;
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+/// Sessions at once; each is a thread.
+const SESSIONS: usize = 1024;
+
+/// The channel of one daemon.
+pub struct Server {
+    path: PathBuf,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds `path` and serves `cache` there. `open`: every user may connect, else only the daemon's.
+    pub fn start(path: PathBuf, open: bool, cache: Arc<Cache>) -> Result<Server> {
+        let shown = path.display();
+        if path.exists() {
+            if !location::is_stale(&path) {
+                let message =
+                    format!("{shown}: something listens there already; set {} to another path", location::VARIABLE);
+                return Err(Failure { errno: libc::EADDRINUSE, ..Failure::new(Code::BadRequest, message) });
+            }
+            let _ = std::fs::remove_file(&path);
+        }
+        let failed = |e| Failure::system(format!("cannot listen at {shown}"), e);
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let mode = std::fs::Permissions::from_mode(if open { 0o666 } else { 0o600 });
+        std::fs::set_permissions(&path, mode).map_err(failed)?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| failed(e.into()))?);
+        let ended = Arc::clone(&stop);
+        let thread =
+            std::thread::Builder::new().name("channel".into()).spawn(move || accept(&listener, &ended, &cache));
+        let thread = thread.map_err(failed)?;
+        Ok(Server { path, stop, thread: Some(thread) })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Readable from now on, for the listener and for every session.
+        let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn accept(listener: &UnixListener, stop: &Arc<OwnedFd>, cache: &Arc<Cache>) {
+    let sessions = Arc::new(AtomicUsize::new(0));
+    loop {
+        let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&**stop, PollFlags::IN)];
+        if poll(&mut ready, None).is_err() {
+            continue;
+        }
+        if !ready[1].revents().is_empty() {
+            return;
+        }
+        match listener.accept() {
+            Ok((socket, _)) => admit(socket, stop, cache, &sessions),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(e) => {
+                // Out of descriptors, most likely: it passes, and must not spin.
+                tracing::warn!("cannot accept a client: {e}");
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn admit(socket: UnixStream, stop: &Arc<OwnedFd>, cache: &Arc<Cache>, sessions: &Arc<AtomicUsize>) {
+    if sessions.fetch_add(1, Ordering::Relaxed) >= SESSIONS {
+        sessions.fetch_sub(1, Ordering::Relaxed);
+        let failure = Failure::new(Code::OutOfMemory, format!("{SESSIONS} clients are connected already"));
+        session::refuse(socket.as_fd(), 0, &failure);
+        return;
+    }
+    let (stop, cache, count) = (Arc::clone(stop), Arc::clone(cache), Arc::clone(sessions));
+    let started = std::thread::Builder::new().name("session".into()).spawn(move || {
+        session::serve(&socket, &stop, &cache);
+        count.fetch_sub(1, Ordering::Relaxed);
+    });
+    if let Err(e) = started {
+        sessions.fetch_sub(1, Ordering::Relaxed);
+        tracing::warn!("cannot start a thread for a client: {e}");
+    }
+}
