@@ -249,6 +249,7 @@ say "7. Or with a line in a file"
 run "$WARPFS" evict "$mount_point/$other"
 expect_state "$mount_point/$other" absent
 printf '$ echo %q > %q\n' "$other" "$mount_point/.warpfs/preload"
+# shellcheck disable=SC2016 # the inner shell's own arguments
 timeout "$limit" sh -c 'printf "%s\n" "$1" > "$2"' sh "$other" "$mount_point/.warpfs/preload" ||
     fail "writing to .warpfs/preload ended with $?"
 wait_until_resident "$mount_point/$other"

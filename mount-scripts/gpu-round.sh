@@ -109,7 +109,8 @@ machine() {
     echo "cores: $(nproc)"
     free -g
     df -hT "$BENCH_DIR"
-    local config=/boot/config-$(uname -r) passthrough=unknown
+    local config passthrough=unknown
+    config=/boot/config-$(uname -r)
     if [ -r "$config" ]; then
         passthrough=$(grep CONFIG_FUSE_PASSTHROUGH "$config" || echo "not in this kernel")
     elif [ -r /proc/config.gz ]; then
@@ -272,7 +273,7 @@ if [ -s "$work/attaches" ]; then
         sum "attach, $phase, least / median / most: $times"
     done
 fi
-[ ! -s "$OUT/memory.log" ] || grep -v '^---' "$OUT/memory.log" | while read -r line; do sum "memory $line"; done
+[ ! -s "$OUT/memory.log" ] || grep ': GPU ' "$OUT/memory.log" | while read -r line; do sum "memory $line"; done
 
 # --------------------------------------------------------------------------------------------------------------- model
 
@@ -303,6 +304,6 @@ fi
 if [ "$failed" = 0 ]; then
     sum "gpu-round: every step succeeded"
 else
-    sum "gpu-round: $failed steps failed"
+    sum "gpu-round: steps that failed: $failed"
     exit 1
 fi
