@@ -1,38 +1,11 @@
 //! `include/warpfs.h` says what `src/protocol.rs` says: a C program prints what the compiler made of the header, and
 //! each of its lines is compared with the Rust definitions.
 
+use crate::harness;
 use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of, size_of_val};
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use warpfs::protocol::*;
-
-/// The repository, also where this test binary was built somewhere else.
-fn repository() -> PathBuf {
-    std::env::var_os("WARPFS_ROOT").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
-}
-
-/// Compiles `source`, a path in the repository, into `directory` with nothing but `warpfs.h` and the C library, and
-/// every warning an error. With `WARPFS_PREBUILT`, a directory of programs that were compiled before, it takes the one
-/// of that name there instead: a machine with a GPU need not have a compiler.
-pub(crate) fn c_program(source: &str, directory: &Path) -> PathBuf {
-    let name = Path::new(source).file_stem().expect("a source file has a name");
-    if let Some(prebuilt) = std::env::var_os("WARPFS_PREBUILT") {
-        return PathBuf::from(prebuilt).join(name);
-    }
-    let (root, program) = (repository(), directory.join(name));
-    let compiler = std::env::var("CC").unwrap_or_else(|_| String::from("cc"));
-    let output = Command::new(&compiler)
-        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"])
-        .arg(root.join("include"))
-        .arg("-o")
-        .arg(&program)
-        .arg(root.join(source))
-        .output()
-        .unwrap_or_else(|e| panic!("{compiler} does not start: {e}; install a C compiler, or set CC"));
-    assert!(output.status.success(), "{source} does not compile:\n{}", String::from_utf8_lossy(&output.stderr));
-    program
-}
 
 /// `NotFound` as C spells it: `NOT_FOUND`.
 fn upper_snake(name: &str) -> String {
@@ -117,11 +90,10 @@ fn expected() -> BTreeSet<String> {
 #[test]
 fn the_c_header_is_the_protocol() {
     let directory = tempfile::tempdir().expect("a directory for the program");
-    let program = c_program("tests/header/layout.c", directory.path());
-    let output = Command::new(&program).output().unwrap_or_else(|e| panic!("{}: {e}", program.display()));
-    assert!(output.status.success(), "{} failed: {}", program.display(), output.status);
+    let program = harness::compiled("tests/header/layout.c", directory.path());
+    let output = harness::run(&mut Command::new(program)).ok();
 
-    let printed: BTreeSet<String> = String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect();
+    let printed: BTreeSet<String> = output.text().lines().map(String::from).collect();
     let expected = expected();
     let list = |a: &BTreeSet<String>, b: &BTreeSet<String>| {
         a.difference(b).map(|line| format!("  {line}\n")).collect::<String>()
