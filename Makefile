@@ -55,8 +55,9 @@ check: check-dependencies
 	fi
 	@echo 'check: passed'
 
-# Builds nothing: `sudo make install` after `make build` leaves no files of root in the build directory.
+# Under sudo it builds nothing, so that root leaves no files in the build directory: run `make build` before it.
 install:
+	@if [ -z "$$SUDO_USER" ]; then $(CARGO) build --release --locked; fi
 	@test -x '$(target)/release/warpfs' || { echo 'install: not built yet; run: make build' >&2; exit 1; }
 	install -D -m 755 '$(target)/release/warpfs' '$(DESTDIR)$(PREFIX)/bin/warpfs'
 	install -D -m 644 include/warpfs.h '$(DESTDIR)$(PREFIX)/include/warpfs.h'

@@ -90,7 +90,8 @@ fi
 
 # ---------------------------------------------------------------------------------------------------- Rust toolchain
 
-rust_version() { cargo --version 2>/dev/null | awk '{ print $2 }'; }
+# Nothing where there is no cargo, or rustup's without a toolchain.
+rust_version() { cargo --version 2>/dev/null | awk '{ print $2 }' || true; }
 
 # The version of a package that apt would install, or nothing.
 candidate() { apt-cache policy "$1" 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }'; }
