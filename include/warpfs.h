@@ -105,6 +105,7 @@ enum warpfs_device_kind {
  *   EISDIR   MATERIALIZE, STATUS and EVICT on a directory; EINVAL on anything else that is not a regular file
  *   EINVAL   flags that this version does not know, or a range that is not in the file
  *   ENODEV   the daemon does not serve the device that was asked for
+ *   EINTR    a signal came first: call again
  *   EACCES   a secret that belongs to no session of this user
  *   ENOMEM, EFBIG, EAGAIN, EIO, ESHUTDOWN, EOPNOTSUPP: see enum warpfs_error_code
  *   ENOTCONN, ECONNABORTED: the daemon is gone
