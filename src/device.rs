@@ -4,11 +4,15 @@
 
 pub mod cuda;
 pub mod host;
+mod select;
 
-use crate::failure::Result;
-use crate::protocol::{DeviceKind, DeviceUuid};
+pub use select::{Selection, select};
+
+use crate::failure::{Failure, Result};
+use crate::protocol::{Code, DeviceKind, DeviceUuid};
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// What is known of a device without a context on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +101,21 @@ pub trait Importer: Send + Sync {
     /// A lane with `slots` pinned slots of `slot_size` bytes, for one thread. `None` where the processor can store into
     /// a mapping itself and a lane would be a detour (the host device).
     fn lane(&self, slots: usize, slot_size: usize) -> Result<Option<Box<dyn Lane>>>;
+
+    /// Whether this process can do nothing more with the device (its context met an error that does not go away), and
+    /// should end so that a new one can.
+    fn lost(&self) -> bool {
+        false
+    }
+}
+
+/// The importer's side of a device. A CUDA device is found by `uuid`; there is only one host. `NoDevice` where this
+/// process does not see the device.
+pub fn importer(uuid: &DeviceUuid, kind: DeviceKind) -> Result<Arc<dyn Importer>> {
+    match kind {
+        DeviceKind::Host => Ok(Arc::new(host::HostImporter)),
+        DeviceKind::Cuda => Ok(Arc::new(cuda::CudaImporter::new(uuid)?)),
+    }
 }
 
 /// An allocation in this process's (or this context's) address space, until it is dropped.
@@ -118,4 +137,55 @@ pub trait Lane: Send {
     /// Returns when the last copy out of `slot` has completed (at once where there was none). An error says that the
     /// copy failed or the device is lost; either way the copy is over.
     fn wait(&mut self, slot: usize) -> Result<()>;
+}
+
+/// Fails with `BadRequest` unless `length` bytes from `offset` lie in `mapping`.
+fn check_range(mapping: &dyn Mapping, offset: u64, length: u64) -> Result<()> {
+    if offset.checked_add(length).is_some_and(|end| end <= mapping.size()) {
+        return Ok(());
+    }
+    let message = format!("{length} bytes from {offset} do not lie in a mapping of {} bytes", mapping.size());
+    Err(Failure::new(Code::BadRequest, message))
+}
+
+/// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as the vendor's tools write it.
+pub fn format_uuid(uuid: &DeviceUuid) -> String {
+    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Reads what [`format_uuid`] writes.
+pub fn parse_uuid(text: &str) -> Option<DeviceUuid> {
+    let text = text.strip_prefix("GPU-")?;
+    let groups: Vec<&str> = text.split('-').collect();
+    if groups.iter().map(|g| g.len()).collect::<Vec<_>>() != [8, 4, 4, 4, 12] {
+        return None;
+    }
+    parse_hex(&groups.concat())
+}
+
+/// 32 hexadecimal digits, as a loader is told its device.
+pub fn parse_hex(hex: &str) -> Option<DeviceUuid> {
+    if hex.len() != 32 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    Some(u128::from_str_radix(hex, 16).ok()?.to_be_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_read_as_it_is_written() {
+        let uuid = *b"\x01\x23\x45\x67\x89\xab\xcd\xef\x00\x11\x22\x33\x44\x55\x66\xff";
+        let text = format_uuid(&uuid);
+        assert_eq!(text, "GPU-01234567-89ab-cdef-0011-2233445566ff");
+        assert_eq!(parse_uuid(&text), Some(uuid));
+        for wrong in
+            ["GPU-", "01234567-89ab-cdef-0011-2233445566ff", "GPU-01234567-89ab-cdef-0011-2233445566fx", "GPU-é"]
+        {
+            assert_eq!(parse_uuid(wrong), None, "{wrong}");
+        }
+    }
 }

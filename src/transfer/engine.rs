@@ -1,0 +1,321 @@
+//! The threads that carry out loads. They take chunks of the first load in a queue that all of them share; a reader that
+//! leaves a load has drained its ring, and the last one to leave unmaps the allocation and says how the load went. So
+//! `done` must never run before the last copy is over. Called by the loader child.
+
+use super::Options;
+use super::buffered::{self, Target};
+use super::plan::{self, Chunk, Plan, Route};
+use super::ring::Ring;
+use crate::device::{Access, Importer, Mapping};
+use crate::failure::{Failure, Result};
+use crate::loader::Loaded;
+use crate::protocol::Code;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Bytes of a file to a place in an allocation; the rest of the allocation becomes zeros.
+pub struct Request {
+    pub file: OwnedFd,
+    pub allocation: OwnedFd,
+    /// Bytes of the allocation.
+    pub allocation_size: u64,
+    /// Where the first byte goes.
+    pub lead: u64,
+    /// First byte of the file.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Says how a load went, once, when nothing of it is mapped or under way.
+pub type Done = Box<dyn FnOnce(Result<Loaded>) + Send>;
+
+/// One load, as others watch it.
+pub struct Load {
+    request: Request,
+    plan: Plan,
+    /// Number of the next chunk that nobody has taken.
+    next: AtomicU64,
+    /// Readers in the load; changed under the queue's lock only.
+    readers: AtomicUsize,
+    mapping: RwLock<Option<Box<dyn Mapping>>>,
+    /// The first failure; no chunk is begun after it.
+    failure: OnceLock<Failure>,
+    cancelled: AtomicBool,
+    loaded: AtomicU64,
+    started: OnceLock<Instant>,
+    done: Mutex<Option<Done>>,
+}
+
+impl Load {
+    /// Bytes that have arrived.
+    pub fn loaded(&self) -> u64 {
+        self.loaded.load(Ordering::Relaxed)
+    }
+
+    /// The load ends soon, with a failure unless it is complete.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    fn fail(&self, failure: Failure) {
+        let _ = self.failure.set(failure);
+    }
+
+    /// The next chunk, unless there is none or none is wanted any more.
+    fn take(&self) -> Option<Chunk> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            self.fail(Failure::new(Code::Stopping, "the load was cancelled"));
+        }
+        if self.failure.get().is_some() {
+            return None;
+        }
+        self.plan.chunk(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+struct Shared {
+    importer: Arc<dyn Importer>,
+    slot_size: usize,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    lost: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    loads: VecDeque<Arc<Load>>,
+    stopping: bool,
+}
+
+/// The readers and their queue.
+pub struct Engine {
+    shared: Arc<Shared>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the readers, each with its lane. Fails where a lane cannot be had.
+    pub fn start(importer: Arc<dyn Importer>, options: Options) -> Result<Engine> {
+        let Options { readers, slot_size, slots } = options;
+        if readers == 0 || slot_size == 0 || slots == 0 {
+            return Err(Failure::new(Code::BadRequest, "a loader needs a reader and a slot of a byte at least"));
+        }
+        let shared = Arc::new(Shared {
+            importer,
+            slot_size,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            lost: AtomicBool::new(false),
+        });
+        let mut engine = Engine { shared, readers: Vec::new() };
+        let (said, heard) = mpsc::channel();
+        for number in 0..readers {
+            let (shared, said) = (Arc::clone(&engine.shared), said.clone());
+            let body = move || {
+                let ring = shared.importer.lane(slots, slot_size).map(|lane| lane.map(|lane| Ring::new(lane, slots)));
+                match ring {
+                    Ok(ring) => {
+                        let _ = said.send(Ok(()));
+                        drop(said);
+                        shared.read(ring);
+                    }
+                    Err(failure) => drop(said.send(Err(failure))),
+                }
+            };
+            let reader = std::thread::Builder::new()
+                .name(format!("reader {number}"))
+                .spawn(body)
+                .map_err(|e| Failure::system("cannot start a reader", e))?;
+            engine.readers.push(reader);
+        }
+        drop(said);
+        heard.iter().collect::<Result<Vec<()>>>()?;
+        Ok(engine)
+    }
+
+    /// Queues a load. `done` is called once, from a reader, unless the device is lost before the load begins.
+    pub fn submit(&self, request: Request, done: Done) -> Result<Arc<Load>> {
+        let end = request.lead.checked_add(request.length);
+        let plan = Plan::new(request.offset, request.length, request.lead, self.shared.slot_size)
+            .filter(|_| end.is_some_and(|end| end <= request.allocation_size))
+            .ok_or_else(|| Failure::new(Code::BadRequest, "the range does not lie in the allocation"))?;
+        let load = Arc::new(Load {
+            request,
+            plan,
+            next: AtomicU64::new(0),
+            readers: AtomicUsize::new(0),
+            mapping: RwLock::new(None),
+            failure: OnceLock::new(),
+            cancelled: AtomicBool::new(false),
+            loaded: AtomicU64::new(0),
+            started: OnceLock::new(),
+            done: Mutex::new(Some(done)),
+        });
+        self.shared.queue.lock().loads.push_back(Arc::clone(&load));
+        self.shared.wake.notify_all();
+        Ok(load)
+    }
+
+    /// Whether the device is lost to this process. Loads that have begun still say how they went; the others say nothing.
+    pub fn is_lost(&self) -> bool {
+        self.shared.lost.load(Ordering::Acquire)
+    }
+
+    /// Returns when every load that was queued is over, or, where the device is lost, every load that had begun.
+    pub fn finish(&mut self) {
+        self.shared.queue.lock().stopping = true;
+        self.shared.wake.notify_all();
+        for reader in self.readers.drain(..) {
+            // A reader that panicked has said so; its load never ends, and the daemon sees this process end without it.
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl Shared {
+    /// A reader's life.
+    fn read(&self, mut ring: Option<Ring>) {
+        while let Some((load, first)) = self.join() {
+            if let Err(failure) = self.work(&load, first, ring.as_mut()) {
+                load.fail(failure);
+            }
+            if self.importer.lost() {
+                self.lost.store(true, Ordering::Release);
+                self.wake.notify_all();
+            }
+            if self.leave(&load) {
+                finish(&load);
+            }
+        }
+    }
+
+    /// Waits for work: a load with, if it is not empty, its next chunk. `None`: the reader shall end.
+    fn join(&self) -> Option<(Arc<Load>, Option<Chunk>)> {
+        let mut queue = self.queue.lock();
+        loop {
+            if self.lost.load(Ordering::Acquire) {
+                return None;
+            }
+            if let Some(load) = queue.loads.front().cloned() {
+                let chunk = load.take();
+                // A load without chunks, or one that failed before it began, still needs somebody to end it.
+                let begun = load.started.get().is_some();
+                if chunk.is_none() {
+                    queue.loads.pop_front();
+                    if begun {
+                        continue;
+                    }
+                }
+                let _ = load.started.set(Instant::now());
+                load.readers.fetch_add(1, Ordering::Relaxed);
+                return Some((load, chunk));
+            }
+            if queue.stopping {
+                return None;
+            }
+            self.wake.wait(&mut queue);
+        }
+    }
+
+    /// Leaves the load, of which nothing is left to take. True: nobody else is in it, nor will be.
+    fn leave(&self, load: &Arc<Load>) -> bool {
+        let mut queue = self.queue.lock();
+        queue.loads.retain(|l| !Arc::ptr_eq(l, load));
+        load.readers.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    /// Takes chunks until there are none. Nothing of the load is under way when this returns.
+    fn work(&self, load: &Load, first: Option<Chunk>, ring: Option<&mut Ring>) -> Result<()> {
+        if load.failure.get().is_some() {
+            return Ok(());
+        }
+        self.prepare(load)?;
+        let guard = load.mapping.read();
+        let Some(mapping) = guard.as_deref() else {
+            return Ok(()); // another reader could not map it, and said so
+        };
+        let mut chunks = first.into_iter().chain(std::iter::from_fn(|| load.take()));
+        let mut arrived = |bytes: usize| {
+            load.loaded.fetch_add(bytes as u64, Ordering::Relaxed);
+        };
+        match plan::choose().route {
+            Route::Buffered => match (mapping.host(), ring) {
+                (None, Some(ring)) => {
+                    let file = load.request.file.as_fd();
+                    let passed = chunks.try_for_each(|chunk| ring.pass(file, chunk, mapping, &mut arrived));
+                    // Others must not begin more of a failed load while this reader drains.
+                    if let Err(failure) = &passed {
+                        load.fail(failure.clone());
+                    }
+                    passed.and(ring.drain(&mut arrived))
+                }
+                (Some(start), _) => chunks.try_for_each(|chunk| {
+                    store(load, start, mapping.size(), chunk)?;
+                    arrived(chunk.length);
+                    Ok(())
+                }),
+                (None, None) => Err(Failure::new(Code::Device, "the device has neither a lane nor a host address")),
+            },
+        }
+    }
+
+    /// Maps the allocation and zeroes what lies around the content; the first reader of a load does it for all.
+    fn prepare(&self, load: &Load) -> Result<()> {
+        let mut place = load.mapping.write();
+        if place.is_some() || load.failure.get().is_some() {
+            return Ok(());
+        }
+        let r = &load.request;
+        let zeroed =
+            self.importer.map(r.allocation.as_fd(), r.allocation_size, Access::ReadWrite).and_then(|mapping| {
+                let end = r.lead + r.length;
+                self.importer.zero(&*mapping, 0, r.lead)?;
+                self.importer.zero(&*mapping, end, r.allocation_size - end)?;
+                Ok(mapping)
+            });
+        match zeroed {
+            Ok(mapping) => *place = Some(mapping),
+            // Said before the lock goes, or the next reader would try again.
+            Err(failure) => load.fail(failure),
+        }
+        Ok(())
+    }
+}
+
+/// Reads a chunk straight into memory that the processor can store into.
+fn store(load: &Load, start: *mut u8, size: u64, chunk: Chunk) -> Result<()> {
+    let end = chunk.device + chunk.length as u64;
+    assert!(end <= size, "a chunk lies in the allocation");
+    // SAFETY: the chunk lies in the mapping, which the caller keeps borrowed while the read runs. Nobody else is given
+    // this part of it.
+    let target = unsafe { Target::new(start.add(chunk.device as usize), chunk.length) };
+    buffered::read(load.request.file.as_fd(), chunk.file, target)
+}
+
+/// The last reader has left: unmaps, and says how it went.
+fn finish(load: &Load) {
+    *load.mapping.write() = None;
+    let result = match load.failure.get() {
+        Some(failure) => Err(failure.clone()),
+        None => Ok(Loaded {
+            buffered: load.loaded(),
+            duration: load.started.get().map(Instant::elapsed).unwrap_or_default(),
+            ..Loaded::default()
+        }),
+    };
+    if let Some(done) = load.done.lock().take() {
+        done(result);
+    }
+}
