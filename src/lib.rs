@@ -15,11 +15,17 @@
 //! | [`protocol`] | every struct and number that crosses a process boundary |
 
 pub mod cache;
+pub mod channel;
+pub mod client;
 pub mod config;
 pub mod device;
 pub mod failure;
 pub mod filesystem;
 pub mod loader;
+pub mod metrics;
+pub mod mounts;
 pub mod protocol;
+pub mod size;
+pub mod socket;
 pub mod source;
 pub mod transfer;

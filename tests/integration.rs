@@ -1,1 +1,23 @@
+//! Everything over the outside: mount, command line, ioctl, xattr, control files, socket. One binary, so that it can be
+//! carried to a machine with a GPU. `WARPFS_TEST_DEVICE` chooses the device (default: host), `WARPFS_BIN` the program,
+//! `WARPFS_ROOT` the source tree (for the C sources) where they are not where they were at compile time.
 
+#[path = "integration/harness.rs"]
+mod harness;
+
+#[path = "integration/bad_input.rs"]
+mod bad_input;
+#[path = "integration/channel.rs"]
+mod channel;
+#[path = "integration/gpu.rs"]
+mod gpu;
+#[path = "integration/header.rs"]
+mod header;
+#[path = "integration/life.rs"]
+mod life;
+#[path = "integration/materialize.rs"]
+mod materialize;
+#[path = "integration/mount.rs"]
+mod mount;
+#[path = "integration/triggers.rs"]
+mod triggers;

@@ -1,0 +1,86 @@
+//! The command line: one file a command. Exit codes: 0 done, 1 failed (the message is on stderr), 2 usage.
+
+mod attach_time;
+mod evict;
+mod loader;
+mod mount;
+mod paths;
+mod preload;
+mod read;
+mod status;
+mod umount;
+mod verify;
+
+use crate::failure::Failure;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Mount a directory so that its files can also be had in GPU memory, by path, as one copy shared by every process.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 110, after_help = EXAMPLES)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  warpfs mount /data /mnt/data              front /data; copies go to the GPU if there is one
+  warpfs preload /mnt/data/model            bring every file of a directory into device memory
+  warpfs status /mnt/data/model             what is resident
+  setfattr -n user.warpfs.preload -v 1 /mnt/data/f   the same from a tool that knows nothing of warpfs
+  warpfs umount /mnt/data";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Preload(preload::Args),
+    Evict(evict::Args),
+    Status(status::Args),
+    Verify(verify::Args),
+    Read(read::Args),
+    #[command(hide = true)]
+    Loader(loader::Args),
+    #[command(hide = true)]
+    AttachTime(attach_time::Args),
+}
+
+/// What every command returns.
+type Done = Result<(), Failure>;
+
+impl Cli {
+    pub fn run(self) -> ExitCode {
+        let done = match self.command {
+            Command::Mount(args) => mount::run(args),
+            Command::Umount(args) => umount::run(&args),
+            Command::Preload(args) => preload::run(&args),
+            Command::Evict(args) => evict::run(&args),
+            Command::Status(args) => status::run(&args),
+            Command::Verify(args) => verify::run(&args),
+            Command::Read(args) => read::run(&args),
+            Command::Loader(args) => loader::run(&args),
+            Command::AttachTime(args) => attach_time::run(&args),
+        };
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                // Commands that have told everything already end with an empty failure.
+                if !failure.message.is_empty() {
+                    complain(&failure);
+                }
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// One line on stderr.
+fn complain(failure: &Failure) {
+    eprintln!("warpfs: {failure}");
+}
+
+/// Some of several things failed, and each has been complained about.
+fn some_failed() -> Failure {
+    Failure::new(crate::protocol::Code::Io, "")
+}

@@ -1,0 +1,98 @@
+//! `warpfs mount`: checks what can be checked, and launches the daemon.
+
+use super::{Done, complain};
+use crate::config::{Config, MountOptions, RESERVE};
+use crate::daemon;
+use crate::daemon::supervise::{Signals, launch};
+use crate::failure::{Failure, Result};
+use crate::size::Amount;
+use std::path::{Path, PathBuf};
+
+/// Mount SOURCE on MOUNTPOINT, and serve it in the background until it is unmounted.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The directory to front
+    source: PathBuf,
+    /// An empty directory to mount it on
+    mountpoint: PathBuf,
+    /// Where copies go: auto, host, cuda:N[,cuda:M], cuda:all, or a GPU's UUID; the first is the default for requests
+    #[arg(long, default_value = "auto", help_heading = "Cache")]
+    device: String,
+    /// Bytes for copies on each device, such as 16GiB, or a percentage of it [default: 50%, and never what is not free]
+    #[arg(long, value_name = "SIZE|PERCENT", help_heading = "Cache")]
+    budget: Option<Amount>,
+    /// Bytes of each device that the default budget leaves to others [default: 10%, at least 512 MiB]
+    #[arg(long, value_name = "SIZE|PERCENT", help_heading = "Cache")]
+    reserve: Option<Amount>,
+    /// Refuse every change; triggers still work
+    #[arg(long, help_heading = "Mount")]
+    read_only: bool,
+    /// Let other users in, with the source's permissions checked by the kernel
+    #[arg(long, help_heading = "Mount")]
+    allow_other: bool,
+    /// Read and write file data in the daemon, even where the kernel could do it
+    #[arg(long, help_heading = "Mount")]
+    no_passthrough: bool,
+    /// Mount over a directory that is not empty
+    #[arg(long, help_heading = "Mount")]
+    nonempty: bool,
+    /// Stay in the foreground, and log to stderr
+    #[arg(long, short, help_heading = "Mount")]
+    foreground: bool,
+}
+
+pub(super) fn run(args: Args) -> Done {
+    let mount = MountOptions {
+        source: absolute(&args.source, "the source directory")?,
+        mountpoint: absolute(&args.mountpoint, "the mount point")?,
+        read_only: args.read_only,
+        allow_other: args.allow_other,
+        passthrough: !args.no_passthrough,
+        nonempty: args.nonempty,
+    };
+    let config = Config { mount, device: args.device, budget: args.budget, reserve: args.reserve.unwrap_or(RESERVE) };
+    let mountpoint = config.mount.mountpoint.clone();
+    let foreground = args.foreground;
+    let report = |lines: &str| lines.lines().for_each(|line| println!("warpfs: {line}"));
+    launch(&mountpoint, foreground, report, move |ready| {
+        let signals = Signals::block(&[]);
+        daemon::log::start(!foreground);
+        let mut ready = Some(ready);
+        let done = daemon::run(&config, signals, |lines| {
+            if let Some(ready) = ready.take() {
+                ready.mounted(&lines);
+            }
+        });
+        match (done, ready) {
+            (Ok(()), _) => 0,
+            (Err(failure), Some(ready)) => {
+                ready.failed(&failure);
+                1
+            }
+            (Err(failure), None) => {
+                tracing::error!("{failure}");
+                complain(&failure);
+                1
+            }
+        }
+    })
+}
+
+/// The path without symbolic links; says what it was to be where there is nothing. A dead mount cannot be looked at, so
+/// only its folder is.
+fn absolute(path: &Path, what: &str) -> Result<PathBuf> {
+    let shown = path.display();
+    let error = match std::fs::canonicalize(path) {
+        Ok(absolute) => return Ok(absolute),
+        Err(error) => error,
+    };
+    if error.raw_os_error() == Some(libc::ENOTCONN)
+        && let (Ok(absolute), Some(name)) = (std::path::absolute(path), path.file_name())
+        && let Some(folder) = absolute.parent().and_then(|folder| folder.canonicalize().ok())
+    {
+        return Ok(folder.join(name));
+    }
+    let advice = if error.kind() == std::io::ErrorKind::NotFound { "; create it, or check the spelling" } else { "" };
+    let failure = Failure::system(format!("{what} {shown}"), error);
+    Err(Failure { message: format!("{failure}{advice}"), ..failure })
+}

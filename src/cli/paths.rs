@@ -1,0 +1,50 @@
+//! What the file commands share: the files that the given paths mean, and the device that `--device` means.
+
+use crate::client::{Device, Session};
+use crate::failure::{Failure, Result};
+use std::path::{Path, PathBuf};
+
+/// Regular files: `paths` themselves, and what lies below those that are directories. Symbolic links are followed where
+/// they were given, not where they were met. What is neither file nor directory is left to whoever opens it to refuse.
+pub(super) fn files(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<Failure>) {
+    let (mut files, mut failures) = (Vec::new(), Vec::new());
+    for path in paths {
+        match std::fs::metadata(path) {
+            Ok(meta) if meta.is_dir() => walk(path, &mut files, &mut failures),
+            Ok(_) => files.push(path.clone()),
+            Err(e) => failures.push(Failure::system(path.display(), e)),
+        }
+    }
+    (files, failures)
+}
+
+fn walk(folder: &Path, files: &mut Vec<PathBuf>, failures: &mut Vec<Failure>) {
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(e) => {
+                failures.push(Failure::system(folder.display(), e));
+                continue;
+            }
+        };
+        let mut here = Vec::new();
+        for entry in entries.flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_file() => here.push(entry.path()),
+                _ => {}
+            }
+        }
+        here.sort();
+        files.append(&mut here);
+    }
+}
+
+/// The device with this label on the mount that `path` is on.
+pub(super) fn device(label: Option<&str>, path: &Path) -> Result<Device> {
+    match label {
+        None => Ok(Device::Default),
+        Some(label) => Session::of_path(path)?.device(label),
+    }
+}

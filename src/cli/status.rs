@@ -1,0 +1,130 @@
+//! `warpfs status`: the mounts of this machine, or where files stand.
+
+use super::{Done, complain, paths, some_failed};
+use crate::client;
+use crate::failure::{Failure, Result};
+use crate::mounts;
+use crate::protocol::{State, field_text};
+use crate::size::Human;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Show every warpfs mount and what is resident; with PATHS, the state of those files.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    paths: Vec<PathBuf>,
+    /// The device, host or cuda:N [default: the mount's first]
+    #[arg(long)]
+    device: Option<String>,
+    /// JSON; sizes are bytes
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Done {
+    if args.paths.is_empty() { mounted(args.json) } else { files(args) }
+}
+
+fn mounted(as_json: bool) -> Done {
+    let mut shown = Vec::new();
+    for mount in mounts::ours() {
+        let stats = if mounts::is_dead(&mount.mountpoint) {
+            Err("its daemon is gone; `warpfs umount` takes it away".to_string())
+        } else {
+            let text = std::fs::read_to_string(mount.mountpoint.join(".warpfs/stats"));
+            text.map_err(|e| e.to_string()).and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
+        };
+        if as_json {
+            let (stats, error) = (stats.as_ref().ok(), stats.as_ref().err());
+            shown.push(json!({
+                "source": mount.source, "mountpoint": mount.mountpoint, "stats": stats, "error": error
+            }));
+            continue;
+        }
+        println!("{} on {}", mount.source.display(), mount.mountpoint.display());
+        match stats {
+            Err(error) => println!("  {error}"),
+            Ok(stats) => stats["devices"].as_array().into_iter().flatten().for_each(print_device),
+        }
+        shown.push(Value::Null);
+    }
+    if as_json {
+        println!("{:#}", Value::Array(shown));
+    } else if shown.is_empty() {
+        println!("nothing is mounted; `warpfs mount SOURCE MOUNTPOINT` mounts a directory");
+    }
+    Ok(())
+}
+
+fn print_device(device: &Value) {
+    let number = |name: &str| device[name].as_u64().unwrap_or(0);
+    println!(
+        "  {} ({}): {} of {} in use; {} files resident, {} loading; {} hits, {} misses",
+        device["label"].as_str().unwrap_or("?"),
+        device["name"].as_str().unwrap_or("?"),
+        Human(number("used")),
+        Human(number("budget")),
+        number("resident_files"),
+        number("loading_files"),
+        device["counters"]["hits"],
+        device["counters"]["misses"],
+    );
+    for holder in device["holders"].as_array().into_iter().flatten() {
+        let bytes = holder["bytes"].as_u64().unwrap_or(0);
+        println!("    held by process {} of user {}: {}", holder["pid"], holder["uid"], Human(bytes));
+    }
+}
+
+#[derive(Serialize)]
+struct FileState {
+    path: PathBuf,
+    state: &'static str,
+    size: u64,
+    loaded: u64,
+    holders: u32,
+    generation: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+fn files(args: &Args) -> Done {
+    let device = paths::device(args.device.as_deref(), &args.paths[0])?;
+    let (files, mut failures) = paths::files(&args.paths);
+    let state_of = |path: PathBuf| -> Result<FileState> {
+        let file = client::open(&path)?;
+        let status = client::standing(&file, &path, device)?;
+        let state = State::from_number(status.state).unwrap_or(State::Absent).word();
+        let error = (status.error != 0).then(|| field_text(&status.message));
+        let (size, loaded, holders, generation) = (status.size, status.loaded, status.holders, status.generation);
+        Ok(FileState { path, state, size, loaded, holders, generation, error })
+    };
+    let mut states = Vec::new();
+    for path in files {
+        match state_of(path) {
+            Ok(state) => states.push(state),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&states).expect("plain values become JSON"));
+    } else {
+        states.iter().for_each(print_file);
+    }
+    failures.iter().for_each(|failure: &Failure| complain(failure));
+    if failures.is_empty() { Ok(()) } else { Err(some_failed()) }
+}
+
+fn print_file(file: &FileState) {
+    print!("{:<8}  {:>10}  {}", file.state, Human(file.size).to_string(), file.path.display());
+    if file.state == "loading" {
+        print!("  ({} have arrived)", Human(file.loaded));
+    }
+    if file.holders > 0 {
+        print!("  (held by {})", file.holders);
+    }
+    if let Some(error) = &file.error {
+        print!("  (last load failed: {error})");
+    }
+    println!();
+}

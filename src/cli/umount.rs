@@ -1,0 +1,67 @@
+//! `warpfs umount`: unmounts, and waits until the daemon is gone.
+
+use super::Done;
+use crate::failure::Failure;
+use crate::mounts;
+use crate::protocol::Code;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// Unmount MOUNTPOINT, and end its daemon.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    mountpoint: PathBuf,
+    /// Take the mount away even while programs use it; they keep what they have open
+    #[arg(long, short)]
+    lazy: bool,
+}
+
+/// How long the daemon may take to end.
+const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+
+pub(super) fn run(args: &Args) -> Done {
+    let mountpoint = resolve(&args.mountpoint);
+    let shown = mountpoint.display();
+    let mount = mounts::at(&mountpoint).filter(|mount| mount.kind == mounts::KIND);
+    if mount.is_none() {
+        let message = format!("{shown} is not a warpfs mount; `warpfs status` lists them");
+        return Err(Failure::new(Code::NotWarpfs, message));
+    }
+    if mounts::is_dead(&mountpoint) {
+        return mounts::detach(&mountpoint);
+    }
+    let daemon = daemon_of(&mountpoint);
+    if args.lazy { mounts::detach(&mountpoint)? } else { mounts::unmount(&mountpoint)? }
+    if args.lazy {
+        return Ok(());
+    }
+    let Some(daemon) = daemon else { return Ok(()) };
+    let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
+    if poll(&mut ended, Some(&PATIENCE)) == Ok(0) {
+        let message = format!("{shown} is unmounted, but its daemon is still busy after {} s", PATIENCE.tv_sec);
+        return Err(Failure::new(Code::Io, message));
+    }
+    Ok(())
+}
+
+/// The mount point as the kernel lists it. The last name is not followed: a dead mount cannot be looked at.
+fn resolve(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    if let Ok(real) = absolute.canonicalize() {
+        return real;
+    }
+    match (absolute.parent().and_then(|folder| folder.canonicalize().ok()), absolute.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => absolute,
+    }
+}
+
+/// The daemon's process, as its statistics name it; nothing where it is in another PID namespace.
+fn daemon_of(mountpoint: &Path) -> Option<OwnedFd> {
+    let stats = std::fs::read_to_string(mountpoint.join(".warpfs/stats")).ok()?;
+    let stats: serde_json::Value = serde_json::from_str(&stats).ok()?;
+    let pid = i32::try_from(stats.get("pid")?.as_i64()?).ok()?;
+    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+}

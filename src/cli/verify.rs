@@ -1,0 +1,64 @@
+//! `warpfs verify`: proves that the bytes in device memory are the file's, through a client's own mapping.
+
+use super::{Done, complain, paths, some_failed};
+use crate::client::{self, Buffer, Session};
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Compare the bytes in device memory with the file's, byte for byte; of directories, of every file below them.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// The device, host or cuda:N [default: the mount's first]
+    #[arg(long)]
+    device: Option<String>,
+}
+
+/// Bytes that are compared at a time.
+pub(super) const PIECE: usize = 8 << 20;
+
+pub(super) fn run(args: &Args) -> Done {
+    let session = Session::of_path(&args.paths[0])?;
+    let device = paths::device(args.device.as_deref(), &args.paths[0])?;
+    let (files, mut failures) = paths::files(&args.paths);
+    for path in &files {
+        let verified = client::open(path).and_then(|file| {
+            let buffer = session.open_file(&file, path, device, &mut |_| {})?;
+            compare(&buffer, &file, path)
+        });
+        match verified {
+            Ok(bytes) => println!("{}: {bytes} bytes in device memory equal the file's", path.display()),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    failures.iter().for_each(complain);
+    if failures.is_empty() { Ok(()) } else { Err(some_failed()) }
+}
+
+/// The bytes that were compared, if all are equal.
+fn compare(buffer: &Buffer, file: &File, path: &Path) -> Result<u64> {
+    let shown = path.display();
+    let size = file.metadata().map_err(|e| Failure::system(&shown, e))?.len();
+    if size != buffer.len() {
+        let message = format!("{shown}: {} bytes are in device memory, but the file has {size}", buffer.len());
+        return Err(Failure::new(Code::Changing, message));
+    }
+    let (mut on_device, mut in_file) = (vec![0; PIECE], vec![0; PIECE]);
+    let mut offset = 0;
+    while offset < size {
+        let length = PIECE.min((size - offset) as usize);
+        buffer.read(offset, &mut on_device[..length])?;
+        file.read_exact_at(&mut in_file[..length], offset).map_err(|e| Failure::system(&shown, e))?;
+        if on_device[..length] != in_file[..length] {
+            let place = on_device.iter().zip(&in_file).position(|(a, b)| a != b).expect("they differ");
+            let message = format!("{shown}: byte {} in device memory is not the file's", offset + place as u64);
+            return Err(Failure::new(Code::Io, message));
+        }
+        offset += length as u64;
+    }
+    Ok(size)
+}

@@ -1,0 +1,59 @@
+//! Puts the rooms together for one mount, runs them, and stops them in the right order. The process that calls this has
+//! one thread and no CUDA yet; it never gets a context.
+
+pub mod log;
+pub mod supervise;
+
+use crate::cache::{Cache, Setup};
+use crate::channel::{Server, location};
+use crate::config::Config;
+use crate::device;
+use crate::failure::{Failure, Result};
+use crate::filesystem::{self, Facts};
+use crate::loader::parent::ChildLoader;
+use crate::size::Human;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::sync::Arc;
+use supervise::Signals;
+
+/// Mounts, calls `ready` with lines for the user, and serves until it is unmounted or told to stop.
+pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -> Result<()> {
+    raise_descriptor_limit();
+    let selection = device::select(&config.device)?;
+    let mut devices = Vec::new();
+    let mut described = Vec::new();
+    for memory in selection.memories {
+        let info = memory.info().clone();
+        let limit = config.limit(&info, memory.free())?;
+        described.push(format!("{} ({}, budget {})", info.label, info.name, Human(limit)));
+        devices.push(Setup { loader: Arc::new(ChildLoader::new(info)), memory, limit });
+    }
+    let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();
+    let cache = Cache::start(devices).map_err(|e| Failure::system("cannot start the cache's threads", e))?;
+    let cache = Arc::new(cache);
+    let socket = location::choose(&config.mount.mountpoint, config.mount.allow_other)?;
+    let server = Server::start(socket, config.mount.allow_other, Arc::clone(&cache))?;
+    let facts = Facts { socket: server.path().to_path_buf(), config: config.toml(&labels) };
+    let mounted = filesystem::mount(&config.mount, Arc::clone(&cache), facts)?;
+    let (source, mountpoint) = (config.mount.source.display(), config.mount.mountpoint.display());
+    let mut lines = vec![selection.line];
+    lines.push(format!("{source} is mounted on {mountpoint}; {}; {}", described.join(", "), mounted.passthrough_line()));
+    for line in &lines {
+        tracing::info!("{line}");
+    }
+    let unmounter = mounted.unmounter();
+    signals.on_stop(move || unmounter.unmount()).map_err(|e| Failure::system("cannot start the signal thread", e))?;
+    ready(lines);
+    let served = mounted.serve();
+    // Clients first, so that nobody asks while the loads fail.
+    drop(server);
+    cache.stop();
+    tracing::info!("{mountpoint} is unmounted");
+    served
+}
+
+/// A descriptor per live inode and per load: as many as the system allows without asking.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

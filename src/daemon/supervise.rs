@@ -1,0 +1,187 @@
+//! The processes around a daemon: the one that the user started, which waits for "mounted", and a tiny supervisor, which
+//! waits for the daemon's end and takes a dead mount away, so that nobody hangs on it. Everything here happens before
+//! any thread and any CUDA: a fork after either would be wrong.
+
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+/// SIGTERM, SIGINT and SIGHUP, kept from killing this process, and given to one thread.
+pub struct Signals {
+    set: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks them for this thread and all that it starts. Call before any thread.
+    pub fn block(extra: &[libc::c_int]) -> Signals {
+        // SAFETY: a sigset_t is plain memory which sigemptyset initialises; the calls touch nothing else, and signal
+        // masks of the calling thread are ours to change.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP].iter().chain(extra) {
+                libc::sigaddset(&raw mut set, *signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            Signals { set }
+        }
+    }
+
+    /// The next of them.
+    fn wait(&self) -> libc::c_int {
+        let mut signal = 0;
+        // SAFETY: both pointers name live memory; sigwait writes the number only.
+        while unsafe { libc::sigwait(&raw const self.set, &raw mut signal) } != 0 {}
+        signal
+    }
+
+    /// Calls `stop` for each of them, on a thread of its own.
+    pub fn on_stop(self, mut stop: impl FnMut() + Send + 'static) -> io::Result<()> {
+        let thread = std::thread::Builder::new().name("signals".into());
+        thread.spawn(move || {
+            loop {
+                let signal = self.wait();
+                tracing::info!("signal {signal}: unmounting");
+                stop();
+            }
+        })?;
+        Ok(())
+    }
+}
+
+/// What the daemon tells the process that waits for it.
+pub struct Ready {
+    pipe: File,
+}
+
+impl Ready {
+    /// It works: lines for the user.
+    pub fn mounted(mut self, lines: &[String]) {
+        let _ = self.pipe.write_all(format!("+{}", lines.join("\n")).as_bytes());
+    }
+
+    /// It does not.
+    pub fn failed(mut self, failure: &Failure) {
+        let _ = self.pipe.write_all(format!("-{failure}").as_bytes());
+    }
+}
+
+/// Runs `daemon` in a process of its own, and returns in the caller's process only, when the daemon has said that it is
+/// ready (background) or has ended (foreground). `report` gets the daemon's lines. The daemon must speak through the
+/// [`Ready`] that it gets, and returns its exit code.
+pub fn launch(
+    mountpoint: &Path,
+    foreground: bool,
+    report: impl FnOnce(&str),
+    daemon: impl FnOnce(Ready) -> i32,
+) -> Result<()> {
+    let (reader, writer) = pipe()?;
+    let background = !foreground;
+    if background && fork()? == Some(()) {
+        drop(writer);
+        return hear(reader, report);
+    }
+    if background {
+        detach();
+    }
+    let signals = Signals::block(&[libc::SIGCHLD]);
+    let Some(pid) = fork_child()? else {
+        drop(reader);
+        let code = daemon(Ready { pipe: File::from(writer) });
+        std::process::exit(code);
+    };
+    drop(writer);
+    let mut heard = Ok(());
+    if foreground {
+        heard = hear(reader, report);
+    }
+    let status = supervise(pid, &signals);
+    sweep(mountpoint);
+    if background {
+        std::process::exit(i32::from(status != 0));
+    }
+    heard?;
+    if libc::WIFSIGNALED(status) {
+        let message = format!("the daemon was killed by signal {}; its mount is taken away", libc::WTERMSIG(status));
+        return Err(Failure::new(Code::NotRunning, message));
+    }
+    match libc::WEXITSTATUS(status) {
+        0 => Ok(()),
+        code => Err(Failure::new(Code::NotRunning, format!("the daemon ended with code {code}; its log says why"))),
+    }
+}
+
+/// Waits for the daemon's word.
+fn hear(pipe: OwnedFd, report: impl FnOnce(&str)) -> Result<()> {
+    let mut said = String::new();
+    // It ends when the daemon has spoken, or died.
+    let _ = File::from(pipe).read_to_string(&mut said);
+    match (said.get(..1), said.get(1..)) {
+        (Some("+"), Some(lines)) => {
+            report(lines);
+            Ok(())
+        }
+        (Some("-"), Some(failure)) => Err(Failure::new(Code::NotRunning, failure)),
+        _ => Err(Failure::new(Code::NotRunning, "the daemon died before it had mounted; its log may say why")),
+    }
+}
+
+/// Waits for the daemon's end; passes signals on. Returns its wait status.
+fn supervise(pid: libc::pid_t, signals: &Signals) -> libc::c_int {
+    loop {
+        match signals.wait() {
+            libc::SIGCHLD => {
+                let mut status = 0;
+                // SAFETY: our own child, and a live place for its status.
+                if unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == pid {
+                    return status;
+                }
+            }
+            // SAFETY: our own child, which is not reaped yet, so the number is still its own.
+            signal => drop(unsafe { libc::kill(pid, signal) }),
+        }
+    }
+}
+
+/// Takes the mount away if its daemon is dead, so that whoever touches it gets the directory and not ENOTCONN.
+fn sweep(mountpoint: &Path) {
+    if crate::mounts::is_dead(mountpoint)
+        && let Err(failure) = crate::mounts::detach(mountpoint)
+    {
+        eprintln!("warpfs: {failure}");
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| Failure::system("cannot create a pipe", e))
+}
+
+/// `Some(())` in the parent.
+fn fork() -> Result<Option<()>> {
+    Ok(fork_child()?.map(|_| ()))
+}
+
+/// The child's process id in the parent, nothing in the child.
+fn fork_child() -> Result<Option<libc::pid_t>> {
+    // SAFETY: this process has one thread (see the module's comment), so the child may do whatever the parent may.
+    match unsafe { libc::fork() } {
+        -1 => Err(Failure::system("cannot start a process", io::Error::last_os_error())),
+        0 => Ok(None),
+        pid => Ok(Some(pid)),
+    }
+}
+
+/// Leaves the terminal: a session of its own, no standard streams, no directory that it keeps busy.
+fn detach() {
+    let _ = rustix::process::setsid();
+    let _ = std::env::set_current_dir("/");
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        for stream in 0..=2 {
+            // SAFETY: duplicates an open descriptor over a standard stream, which nobody has taken ownership of.
+            unsafe { libc::dup2(null.as_raw_fd(), stream) };
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The mount behaves as the directory it fronts: each operation on the mount and on a native twin, with passthrough and
+//! without.
+
+use crate::harness::*;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+
+/// Runs `work` on a native directory, on a mount, and on a mount without passthrough; what it returns must be the same.
+#[track_caller]
+fn the_same_everywhere<T: PartialEq + std::fmt::Debug>(work: impl Fn(&Path) -> T) {
+    let native = tempfile::tempdir().expect("a folder");
+    let expected = work(native.path());
+    for options in [&[][..], &["--no-passthrough"]] {
+        let mounted = Mounted::with(options);
+        assert_eq!(work(&mounted.mountpoint), expected, "mounted with {options:?}");
+        // And the source has it all.
+        let names = |folder: &Path| {
+            let mut names: Vec<_> =
+                fs::read_dir(folder).expect("listed").map(|e| e.expect("entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&mounted.source), names(native.path()), "mounted with {options:?}");
+    }
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+#[test]
+fn files_are_created_written_read_and_truncated() {
+    the_same_everywhere(|folder| {
+        let path = folder.join("f");
+        let mut file = OpenOptions::new().create_new(true).read(true).write(true).open(&path).expect("created");
+        file.write_all(b"hello world").expect("written");
+        file.seek(SeekFrom::Start(6)).expect("sought");
+        let mut rest = String::new();
+        file.read_to_string(&mut rest).expect("read");
+        file.set_len(5).expect("truncated");
+        file.write_all_at(b"!", 9).expect("written past the end");
+        file.sync_all().expect("synced");
+        let mut append = OpenOptions::new().append(true).open(&path).expect("opened");
+        append.write_all(b"end").expect("appended");
+        let again = errno(OpenOptions::new().create_new(true).write(true).open(&path));
+        let content = fs::read(&path).expect("read");
+        drop(OpenOptions::new().write(true).truncate(true).open(&path).expect("opened"));
+        (rest, content, again, file.metadata().expect("stat").len())
+    });
+}
+
+#[test]
+fn names_are_made_linked_renamed_and_removed() {
+    the_same_everywhere(|folder| {
+        let at = |name: &str| folder.join(name);
+        fs::create_dir(at("d")).expect("made");
+        fs::write(at("d/f"), "x").expect("written");
+        fs::hard_link(at("d/f"), at("link")).expect("linked");
+        symlink("d/f", at("sym")).expect("linked");
+        let links = fs::metadata(at("link")).expect("stat").nlink();
+        let same = fs::metadata(at("link")).expect("stat").ino() == fs::metadata(at("d/f")).expect("stat").ino();
+        fs::rename(at("d/f"), at("d/g")).expect("renamed");
+        fs::write(at("other"), "other").expect("written");
+        fs::rename(at("other"), at("d/g")).expect("renamed over");
+        let refused = [
+            errno(fs::remove_dir(at("d"))),
+            errno(fs::remove_file(at("d"))),
+            errno(fs::create_dir(at("d"))),
+            errno(fs::rename(at("none"), at("x"))),
+            errno(fs::read(at("d/f"))),
+            errno(fs::File::create(at(&"n".repeat(256)))),
+        ];
+        let target = fs::read_link(at("sym")).expect("read");
+        fs::remove_file(at("sym")).expect("removed");
+        let content = (fs::read(at("d/g")).expect("read"), fs::read(at("link")).expect("read"));
+        (links, same, refused, target, content)
+    });
+}
+
+#[test]
+fn attributes_are_set_and_seen() {
+    the_same_everywhere(|folder| {
+        let path = folder.join("f");
+        fs::write(&path, "x").expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4640)).expect("chmod");
+        let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_234_567_890, 123_456_789);
+        File::options().write(true).open(&path).expect("opened").set_modified(time).expect("utimens");
+        let meta = fs::metadata(&path).expect("stat");
+        let name = "user.note";
+        rustix::fs::setxattr(&path, name, b"value", rustix::fs::XattrFlags::CREATE).expect("set");
+        let value = getxattr(&path, name);
+        let twice =
+            rustix::fs::setxattr(&path, name, b"v", rustix::fs::XattrFlags::CREATE).map_err(|e| e.raw_os_error());
+        rustix::fs::removexattr(&path, name).expect("removed");
+        (meta.mode(), meta.mtime(), meta.mtime_nsec(), meta.size(), value, twice, getxattr(&path, name))
+    });
+}
+
+#[test]
+fn an_unlinked_open_file_lives_on() {
+    the_same_everywhere(|folder| {
+        let path = folder.join("f");
+        let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).expect("created");
+        file.write_all_at(b"content", 0).expect("written");
+        fs::remove_file(&path).expect("unlinked");
+        file.set_len(4).expect("ftruncate");
+        file.set_permissions(fs::Permissions::from_mode(0o600)).expect("fchmod");
+        file.write_all_at(b"more", 4).expect("written");
+        let mut content = [0; 8];
+        file.read_exact_at(&mut content, 0).expect("read");
+        let meta = file.metadata().expect("fstat");
+        (content, meta.nlink(), meta.len(), path.exists())
+    });
+}
+
+#[test]
+fn sparse_files_copies_and_preallocation() {
+    the_same_everywhere(|folder| {
+        let file =
+            OpenOptions::new().create(true).truncate(true).read(true).write(true).open(folder.join("f")).expect("made");
+        file.write_all_at(b"end", 1 << 20).expect("written");
+        let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).expect("SEEK_DATA");
+        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).expect("SEEK_HOLE");
+        let mode = rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, mode, 0, 4 << 20).expect("preallocated");
+        let mode = mode | rustix::fs::FallocateFlags::PUNCH_HOLE;
+        rustix::fs::fallocate(&file, mode, 1 << 20, 4096).expect("punched");
+        let to =
+            OpenOptions::new().create(true).truncate(true).read(true).write(true).open(folder.join("g")).expect("made");
+        let copied = rustix::fs::copy_file_range(&file, Some(&mut 0), &to, Some(&mut 0), 1 << 20).expect("copied");
+        (data, hole, file.metadata().expect("stat").len(), copied, to.metadata().expect("stat").len())
+    });
+}
+
+#[test]
+fn a_directory_of_3000_entries_is_listed_whole() {
+    the_same_everywhere(|folder| {
+        for i in 0..3000 {
+            File::create(folder.join(format!("entry-{i:05}"))).expect("created");
+        }
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .expect("listed")
+            .map(|e| e.expect("entry").file_name().into_string().expect("text"))
+            .collect();
+        names.sort();
+        names.dedup();
+        (names.len(), names.first().cloned(), names.last().cloned())
+    });
+}
+
+#[test]
+fn shared_mappings_are_written_through() {
+    let mounted = Mounted::new();
+    let path = mounted.file("f", &[b'a'; 8192]);
+    let file = OpenOptions::new().read(true).write(true).open(&path).expect("opened");
+    // SAFETY: a fresh mapping of a file that keeps its size while it is mapped; one byte of it is stored to.
+    unsafe {
+        let flags = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+        let mapped = rustix::mm::mmap(std::ptr::null_mut(), 8192, flags.0, flags.1, &file, 0).expect("mapped");
+        mapped.cast::<u8>().add(5000).write(b'b');
+        rustix::mm::msync(mapped, 8192, rustix::mm::MsyncFlags::SYNC).expect("synced");
+        rustix::mm::munmap(mapped, 8192).expect("unmapped");
+    }
+    assert_eq!(fs::read(mounted.source.join("f")).expect("read")[5000], b'b');
+}
+
+#[test]
+fn fifty_threads_open_one_file_in_every_way() {
+    // M1, M2: no EIO when passthrough and other opens meet.
+    let mounted = Mounted::new();
+    let content = noise(1, 1 << 16);
+    let path = mounted.file("f", &content);
+    std::thread::scope(|scope| {
+        for i in 0..50 {
+            let (path, content) = (&path, &content);
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let mut options = OpenOptions::new();
+                    match (i + round) % 4 {
+                        0 => drop(options.read(true)),
+                        1 => drop(options.read(true).write(true)),
+                        2 => drop(options.write(true)),
+                        _ => drop(options.read(true).custom_flags(libc::O_DIRECT)),
+                    }
+                    let file = options.open(path).expect("opened");
+                    if (i + round) % 4 == 2 {
+                        file.write_all_at(&content[..4096], 0).expect("written");
+                        continue;
+                    }
+                    let layout = std::alloc::Layout::from_size_align(4096, 4096).expect("a layout");
+                    // SAFETY: the memory is initialised, used as 4096 bytes, and freed with its own layout.
+                    unsafe {
+                        let memory = std::alloc::alloc_zeroed(layout);
+                        let buffer = std::slice::from_raw_parts_mut(memory, 4096);
+                        let read = file.read_at(buffer, 8192).expect("read");
+                        assert_eq!((read, &buffer[..]), (4096, &content[8192..12288]));
+                        std::alloc::dealloc(memory, layout);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_kernel_moves_file_data_itself_where_it_may() {
+    let line = |options: &[&str]| {
+        let mounted = Mounted::prepare();
+        let output =
+            run(warpfs(["mount", "--device", "host"]).args(options).args([&mounted.source, &mounted.mountpoint]));
+        let said = output.ok().text();
+        drop(mounted);
+        said
+    };
+    assert!(line(&["--no-passthrough"]).contains("passthrough off"), "it says so");
+    if rustix::process::geteuid().is_root() && std::path::Path::new("/sys/module/fuse").exists() {
+        // Kernel 6.9 and later; an older one says why not.
+        let said = line(&[]);
+        assert!(said.contains("passthrough"), "{said}");
+    }
+}
+
+#[test]
+fn inode_numbers_are_the_sources_own() {
+    let mounted = Mounted::new();
+    fs::create_dir(mounted.source.join("d")).expect("made");
+    for name in ["f", "d"] {
+        let (ours, real) = (mounted.mountpoint.join(name), mounted.source.join(name));
+        if name == "f" {
+            fs::write(&real, "x").expect("written");
+        }
+        assert_eq!(fs::metadata(ours).expect("stat").ino(), fs::metadata(real).expect("stat").ino(), "{name}");
+    }
+}
+
+#[test]
+fn locks_keep_processes_apart() {
+    let mounted = Mounted::new();
+    let path = mounted.file("f", b"x");
+    let (one, two) = (File::open(&path).expect("opened"), File::open(&path).expect("opened"));
+    let lock = |file: &File| rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    lock(&one).expect("locked");
+    assert_eq!(lock(&two), Err(rustix::io::Errno::WOULDBLOCK));
+    drop(one);
+    lock(&two).expect("free again");
+}
+
+#[test]
+fn new_files_belong_to_their_maker() {
+    if !rustix::process::geteuid().is_root() {
+        return; // needs another user to be
+    }
+    let mounted = Mounted::with(&["--allow-other"]);
+    let folder = mounted.source.parent().expect("a folder").to_path_buf();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("opened");
+    fs::set_permissions(&mounted.source, fs::Permissions::from_mode(0o777)).expect("opened");
+    let path = mounted.mountpoint.join("theirs");
+    let script = format!("umask 027; echo x > {0} && mkdir {0}.d", path.display());
+    run(std::process::Command::new("setpriv").args([
+        "--reuid=1234",
+        "--regid=1235",
+        "--clear-groups",
+        "sh",
+        "-c",
+        &script,
+    ]))
+    .ok();
+    let file = fs::metadata(mounted.source.join("theirs")).expect("made");
+    assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, 1235, 0o640));
+    let folder = fs::metadata(mounted.source.join("theirs.d")).expect("made");
+    assert_eq!((folder.uid(), folder.gid(), folder.mode() & 0o777), (1234, 1235, 0o750));
+}
+
+#[test]
+fn a_tree_is_copied_and_equal() {
+    let mounted = Mounted::new();
+    for name in ["src", "tests", "include"] {
+        run(std::process::Command::new("cp").arg("-a").arg(tree().join(name)).arg(&mounted.mountpoint)).ok();
+        run(std::process::Command::new("diff").arg("-r").arg(tree().join(name)).arg(mounted.mountpoint.join(name)))
+            .ok();
+    }
+    run(std::process::Command::new("diff").arg("-r").arg(&mounted.source).arg(&mounted.mountpoint)).ok();
+    run(std::process::Command::new("rm").arg("-r").arg(mounted.mountpoint.join("src"))).ok();
+    assert!(!mounted.source.join("src").exists());
+}
