@@ -59,7 +59,7 @@ impl Cli {
             Command::Status(args) => status::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Read(args) => read::run(&args),
-            Command::Loader(args) => loader::run(&args),
+            Command::Loader(args) => loader::run(args),
             Command::AttachTime(args) => attach_time::run(&args),
         };
         match done {

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::device;
 use crate::failure::{Failure, Result};
 use crate::filesystem::{self, Facts};
-use crate::loader::parent::ChildLoader;
+use crate::loader::parent::{ChildLoader, Settings};
 use crate::size::Human;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
@@ -26,7 +26,8 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         let info = memory.info().clone();
         let limit = config.limit(&info, memory.free())?;
         described.push(format!("{} ({}, budget {})", info.label, info.name, Human(limit)));
-        devices.push(Setup { loader: Arc::new(ChildLoader::new(info)), memory, limit });
+        let loader = Arc::new(ChildLoader::new(&info, Settings::default())?);
+        devices.push(Setup { memory, loader, limit });
     }
     let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();
     let cache = Cache::start(devices).map_err(|e| Failure::system("cannot start the cache's threads", e))?;
@@ -37,7 +38,11 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
     let mounted = filesystem::mount(&config.mount, Arc::clone(&cache), facts)?;
     let (source, mountpoint) = (config.mount.source.display(), config.mount.mountpoint.display());
     let mut lines = vec![selection.line];
-    lines.push(format!("{source} is mounted on {mountpoint}; {}; {}", described.join(", "), mounted.passthrough_line()));
+    lines.push(format!(
+        "{source} is mounted on {mountpoint}; {}; {}",
+        described.join(", "),
+        mounted.passthrough_line()
+    ));
     for line in &lines {
         tracing::info!("{line}");
     }

@@ -16,8 +16,10 @@
 
 pub mod cache;
 pub mod channel;
+pub mod cli;
 pub mod client;
 pub mod config;
+pub mod daemon;
 pub mod device;
 pub mod failure;
 pub mod filesystem;

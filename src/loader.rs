@@ -3,7 +3,10 @@
 //! death fails its loads and nothing else; the next load starts a new one. The cache knows only the trait here.
 
 pub mod child;
+mod minder;
+mod packet;
 pub mod parent;
+mod process;
 
 use crate::device::Allocation;
 use crate::failure::Result;

@@ -112,7 +112,8 @@ fn tell(json: bool, path: &Path, result: &Result<u64, Failure>, time: Duration, 
 
 /// A bar on stderr, where that is a terminal.
 fn progress_bar(total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}");
+    let style =
+        ProgressStyle::with_template("{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}");
     let bar = ProgressBar::new(total).with_style(style.expect("the template is right"));
     bar.enable_steady_tick(Duration::from_millis(100));
     bar

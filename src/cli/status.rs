@@ -33,7 +33,8 @@ fn mounted(as_json: bool) -> Done {
             Err("its daemon is gone; `warpfs umount` takes it away".to_string())
         } else {
             let text = std::fs::read_to_string(mount.mountpoint.join(".warpfs/stats"));
-            text.map_err(|e| e.to_string()).and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
+            text.map_err(|e| e.to_string())
+                .and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
         };
         if as_json {
             let (stats, error) = (stats.as_ref().ok(), stats.as_ref().err());

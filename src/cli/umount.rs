@@ -33,7 +33,11 @@ pub(super) fn run(args: &Args) -> Done {
         return mounts::detach(&mountpoint);
     }
     let daemon = daemon_of(&mountpoint);
-    if args.lazy { mounts::detach(&mountpoint)? } else { mounts::unmount(&mountpoint)? }
+    if args.lazy {
+        mounts::detach(&mountpoint)?
+    } else {
+        mounts::unmount(&mountpoint)?
+    }
     if args.lazy {
         return Ok(());
     }

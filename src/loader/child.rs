@@ -1,1 +1,289 @@
-//! The child.
+//! The loader process: it owns the device's context and the ring, and does what it is told over the socket that it
+//! inherited. It must outlive neither the daemon nor a context that is lost, and never touch a file but through the
+//! descriptors it is given. Run by the hidden subcommand `loader`.
+
+use super::packet::{self, Packet};
+use crate::device;
+use crate::failure::{Failure, Result};
+use crate::protocol::{
+    Code, DeviceKind, DeviceUuid, ErrorReply, HOST_UUID, LoadDone, LoadId, LoadJob, LoadProgress, LoaderReady,
+    PROTOCOL_VERSION, loader_kind,
+};
+use crate::transfer::{Engine, Load, Options, Request};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The device is lost to the process: a new one may have it again.
+pub const EXIT_LOST: i32 = 3;
+/// The loader could not begin, and has said why.
+pub const EXIT_FAILED: i32 = 1;
+
+/// How often a load's progress is told at most, and how late a lost device is noticed.
+const TICK: Duration = Duration::from_millis(50);
+
+/// What the subcommand is given: `loader --socket-fd N --device LABEL --uuid HEX`, and three settings that only tests use.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// An inherited SOCK_SEQPACKET socket, which `run` takes for itself.
+    pub socket: RawFd,
+    /// `host` or `cuda:N`, for people who look at the list of processes.
+    pub device: String,
+    pub uuid: DeviceUuid,
+    pub readers: Option<usize>,
+    /// Bytes.
+    pub slot_size: Option<usize>,
+    pub slots: Option<usize>,
+}
+
+impl Arguments {
+    /// Reads the words after `loader`.
+    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Arguments> {
+        let wrong = |what: &str| Failure::new(Code::BadRequest, format!("loader: {what}"));
+        let number = |value: &str| value.parse::<usize>().map_err(|_| wrong(&format!("{value} is no number")));
+        let (mut socket, mut device, mut uuid) = (None, None, None);
+        let (mut readers, mut slot_size, mut slots) = (None, None, None);
+        let mut words = words.into_iter();
+        while let Some(flag) = words.next() {
+            let value = words.next().ok_or_else(|| wrong(&format!("{flag} needs a value")))?;
+            match flag.as_str() {
+                "--socket-fd" => socket = Some(value.parse().map_err(|_| wrong("--socket-fd is no descriptor"))?),
+                "--device" => device = Some(value),
+                "--uuid" => uuid = Some(device::parse_hex(&value).ok_or_else(|| wrong("--uuid is no UUID"))?),
+                "--readers" => readers = Some(number(&value)?),
+                "--slot-size" => slot_size = Some(number(&value)?),
+                "--slots" => slots = Some(number(&value)?),
+                _ => return Err(wrong(&format!("unknown flag {flag}"))),
+            }
+        }
+        Ok(Arguments {
+            socket: socket.ok_or_else(|| wrong("--socket-fd is missing"))?,
+            device: device.ok_or_else(|| wrong("--device is missing"))?,
+            uuid: uuid.ok_or_else(|| wrong("--uuid is missing"))?,
+            readers,
+            slot_size,
+            slots,
+        })
+    }
+}
+
+/// The life of a loader. Returns the process's exit status, and must be the last thing that the process does.
+pub fn run(arguments: &Arguments) -> i32 {
+    settle(&arguments.device);
+    // SAFETY: the descriptor was inherited for this purpose, and nothing else in this process uses the number. If it is not
+    // open, the first call on it says so.
+    let socket = Arc::new(unsafe { OwnedFd::from_raw_fd(arguments.socket) });
+    if rustix::io::fcntl_setfd(&*socket, rustix::io::FdFlags::CLOEXEC).is_err() {
+        eprintln!("warpfs loader: --socket-fd {} is not open", arguments.socket);
+        return EXIT_FAILED;
+    }
+    match start(arguments) {
+        Ok(engine) => {
+            let ready = LoaderReady { version: PROTOCOL_VERSION, pid: std::process::id() };
+            if packet::send(socket.as_fd(), loader_kind::READY, &ready, "", &[], true).is_err() {
+                return EXIT_FAILED;
+            }
+            Child { socket, engine, loads: Arc::default() }.serve()
+        }
+        Err(failure) => {
+            let reply = ErrorReply { code: failure.code as u32, errno: failure.errno };
+            let _ = packet::send(socket.as_fd(), loader_kind::FAILED, &reply, &failure.message, &[], true);
+            EXIT_FAILED
+        }
+    }
+}
+
+/// The process's own affairs: signals, limits, its name.
+fn settle(device: &str) {
+    // A terminal sends Ctrl-C and hang-ups to the daemon's whole group; the daemon decides when its loaders end.
+    for signal in [libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: ignoring a signal runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // Every load holds two descriptors.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+    let name = format!("loader {device}");
+    if let Ok(name) = std::ffi::CString::new(name.as_bytes().get(..15).unwrap_or(name.as_bytes())) {
+        let _ = rustix::thread::set_name(&name);
+    }
+    // A reader that panics would leave its load without an end: let the daemon see that the process is gone.
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        std::process::exit(101);
+    }));
+}
+
+fn start(arguments: &Arguments) -> Result<Engine> {
+    let kind = if arguments.uuid == HOST_UUID { DeviceKind::Host } else { DeviceKind::Cuda };
+    let usual = Options::default();
+    let options = Options {
+        readers: arguments.readers.unwrap_or(usual.readers),
+        slot_size: arguments.slot_size.unwrap_or(usual.slot_size),
+        slots: arguments.slots.unwrap_or(usual.slots),
+    };
+    Engine::start(device::importer(&arguments.uuid, kind)?, options)
+}
+
+struct Running {
+    load: Arc<Load>,
+    told: u64,
+}
+
+struct Child {
+    socket: Arc<OwnedFd>,
+    engine: Engine,
+    /// What is queued or under way, by the daemon's number.
+    loads: Arc<Mutex<HashMap<u64, Running>>>,
+}
+
+impl Child {
+    fn serve(mut self) -> i32 {
+        loop {
+            if self.engine.is_lost() {
+                // What has begun says how it went; what has not is the next process's.
+                self.engine.finish();
+                return EXIT_LOST;
+            }
+            if let Err(e) = self.wait() {
+                eprintln!("warpfs loader: cannot wait: {e}");
+                return EXIT_FAILED;
+            }
+            self.tell();
+            match packet::receive(self.socket.as_fd(), false) {
+                Ok(Some(packet)) => self.handle(packet),
+                Ok(None) => return self.leave(),
+                Err(rustix::io::Errno::AGAIN) => {}
+                Err(e) => {
+                    // A job that came without its descriptors has no end otherwise.
+                    eprintln!("warpfs loader: cannot receive: {e}");
+                    return EXIT_FAILED;
+                }
+            }
+        }
+    }
+
+    /// Until something comes, or, while there are loads, for a tick.
+    fn wait(&self) -> rustix::io::Result<()> {
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+        let idle = self.loads.lock().is_empty();
+        match poll(&mut [PollFd::new(&*self.socket, PollFlags::IN)], if idle { None } else { Some(&tick) }) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The daemon sends no more: finish, unless it is gone altogether.
+    fn leave(mut self) -> i32 {
+        let mut ends = [PollFd::new(&*self.socket, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = poll(&mut ends, Some(&now)).is_ok() && ends[0].revents().contains(PollFlags::HUP);
+        if gone {
+            // Nobody waits for the loads; their memory goes with the daemon's and ours.
+            std::process::exit(0);
+        }
+        self.engine.finish();
+        if self.engine.is_lost() { EXIT_LOST } else { 0 }
+    }
+
+    fn handle(&self, packet: Packet) {
+        match packet.kind {
+            loader_kind::LOAD => self.load(packet),
+            loader_kind::CANCEL => {
+                if let Some((LoadId { id }, _)) = packet.body()
+                    && let Some(running) = self.loads.lock().get(&id)
+                {
+                    running.load.cancel();
+                }
+            }
+            // Both ends are the same program: this cannot happen, and hurts nobody.
+            kind => eprintln!("warpfs loader: unknown message {kind}"),
+        }
+    }
+
+    fn load(&self, packet: Packet) {
+        let Some((job, _)) = packet.body::<LoadJob>() else {
+            eprintln!("warpfs loader: a job that is too short");
+            return;
+        };
+        let id = job.id;
+        let Ok([file, allocation]) = <[OwnedFd; 2]>::try_from(packet.descriptors) else {
+            done(&self.socket, id, Err(Failure::new(Code::BadRequest, "a job needs two descriptors")));
+            return;
+        };
+        let request = Request {
+            file,
+            allocation,
+            allocation_size: job.allocation_size,
+            lead: job.lead,
+            offset: job.offset,
+            length: job.length,
+        };
+        // Held until the load is in the table, so that its end finds it there.
+        let mut loads = self.loads.lock();
+        let (socket, table) = (Arc::clone(&self.socket), Arc::clone(&self.loads));
+        let ended = Box::new(move |result| {
+            table.lock().remove(&id);
+            done(&socket, id, result);
+        });
+        match self.engine.submit(request, ended) {
+            Ok(load) => drop(loads.insert(id, Running { load, told: 0 })),
+            Err(failure) => done(&self.socket, id, Err(failure)),
+        }
+    }
+
+    /// Tells the progress that was not told yet.
+    fn tell(&self) {
+        for (id, running) in self.loads.lock().iter_mut() {
+            let loaded = running.load.loaded();
+            if loaded != running.told {
+                let progress = LoadProgress { id: *id, loaded };
+                // A full socket: the next tick says it.
+                if packet::send(self.socket.as_fd(), loader_kind::PROGRESS, &progress, "", &[], false).is_ok() {
+                    running.told = loaded;
+                }
+            }
+        }
+    }
+}
+
+fn done(socket: &OwnedFd, id: u64, result: Result<crate::loader::Loaded>) {
+    let mut body = LoadDone { id, code: 0, errno: 0, buffered: 0, direct: 0, gds: 0, nanoseconds: 0 };
+    let mut text = String::new();
+    match result {
+        Ok(loaded) => {
+            (body.buffered, body.direct, body.gds) = (loaded.buffered, loaded.direct, loaded.gds);
+            body.nanoseconds = u64::try_from(loaded.duration.as_nanos()).unwrap_or(u64::MAX);
+        }
+        Err(failure) => {
+            (body.code, body.errno) = (failure.code as u32, failure.errno);
+            text = failure.message;
+        }
+    }
+    if packet::send(socket.as_fd(), loader_kind::DONE, &body, &text, &[], true).is_err() {
+        // The daemon is gone, and nobody is left to work for.
+        std::process::exit(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_the_subcommand() {
+        let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
+        let hex = "7761727066732d686f73742d6d656d00";
+        let good = format!("--socket-fd 0 --device host --uuid {hex} --readers 2");
+        let arguments = Arguments::parse(words(&good)).expect("complete");
+        assert_eq!((arguments.socket, arguments.uuid, arguments.readers), (0, HOST_UUID, Some(2)));
+        for wrong in ["--socket-fd 0", "--socket-fd", "--what 1", "--socket-fd x --device host", "--uuid 12"] {
+            assert_eq!(Arguments::parse(words(wrong)).expect_err(wrong).code, Code::BadRequest);
+        }
+    }
+}

@@ -192,7 +192,10 @@ impl Shared {
                 load.fail(failure);
             }
             if self.importer.lost() {
+                // Under the lock, or a reader that is about to wait would miss it.
+                let queue = self.queue.lock();
                 self.lost.store(true, Ordering::Release);
+                drop(queue);
                 self.wake.notify_all();
             }
             if self.leave(&load) {
@@ -306,14 +309,11 @@ fn store(load: &Load, start: *mut u8, size: u64, chunk: Chunk) -> Result<()> {
 
 /// The last reader has left: unmaps, and says how it went.
 fn finish(load: &Load) {
+    let duration = load.started.get().map(Instant::elapsed).unwrap_or_default();
     *load.mapping.write() = None;
     let result = match load.failure.get() {
         Some(failure) => Err(failure.clone()),
-        None => Ok(Loaded {
-            buffered: load.loaded(),
-            duration: load.started.get().map(Instant::elapsed).unwrap_or_default(),
-            ..Loaded::default()
-        }),
+        None => Ok(Loaded { buffered: load.loaded(), duration, ..Loaded::default() }),
     };
     if let Some(done) = load.done.lock().take() {
         done(result);

@@ -34,10 +34,9 @@ fn a_mount_point_that_is_missing_a_file_or_not_empty() {
     refused(mounted, &["--device", "host"]).fails(&["not a directory"]);
     let mounted = Mounted::prepare();
     std::fs::write(mounted.mountpoint.join("hidden"), "x").expect("written");
-    let mounted = Mounted { ..mounted };
     let output = run(warpfs(["mount", "--device", "host"]).args([&mounted.source, &mounted.mountpoint]));
     output.fails(&["not empty", "--nonempty"]);
-    let mounted = mounted.mount(&["--device", "host", "--nonempty"], &[]).unwrap_or_else(|e| panic!("{}", e.stderr));
+    let mounted = mounted.mount(&["--device", "host", "--nonempty"], &[]).expect("mounted");
     assert!(!mounted.mountpoint.join("hidden").exists());
     warpfs!("umount", mounted.mountpoint).ok();
     assert!(mounted.mountpoint.join("hidden").exists());

@@ -22,7 +22,10 @@ fn a_kernels_store_ends_its_own_process_only() {
     // The control: a kernel that loads sees the file.
     assert_eq!(kernel("load"), format!("mapped {}\nkernel 0\nafterwards 0 {first_word}\n", content.len()));
     let said = kernel("store");
-    assert!(said.contains("kernel 700\nafterwards 700 "), "CUDA_ERROR_ILLEGAL_ADDRESS, and the context is gone: {said}");
+    assert!(
+        said.contains("kernel 700\nafterwards 700 "),
+        "CUDA_ERROR_ILLEGAL_ADDRESS, and the context is gone: {said}"
+    );
     // Nobody else noticed: not this process, not the copy, not the next client.
     let mut bytes = vec![0; content.len()];
     ours.read(0, &mut bytes).expect("our context lives");

@@ -30,6 +30,7 @@ pub fn on_host() -> bool {
 }
 
 /// What a command did.
+#[derive(Debug)]
 pub struct Output {
     pub status: ExitStatus,
     pub stdout: Vec<u8>,

@@ -20,11 +20,11 @@ fn mount_returns_when_it_is_mounted_and_umount_when_the_daemon_is_gone() {
 
 #[test]
 fn the_kernel_lists_it_as_warpfs_with_its_source() {
-    let mounted = Mounted::prepare();
-    std::fs::create_dir(mounted.source.join("with, comma")).expect("created");
-    std::fs::write(mounted.source.join("with, comma/f"), "x").expect("written");
-    let inner = Mounted { source: mounted.source.join("with, comma"), ..mounted };
-    let inner = inner.mount(&["--device", &device()], &[]).unwrap_or_else(|e| panic!("{}", e.stderr));
+    let mut inner = Mounted::prepare();
+    inner.source.push("with, comma");
+    std::fs::create_dir(&inner.source).expect("created");
+    std::fs::write(inner.source.join("f"), "x").expect("written");
+    let inner = inner.mount(&["--device", &device()], &[]).expect("mounted");
     let table = std::fs::read_to_string("/proc/self/mounts").expect("readable");
     let line = table.lines().find(|line| line.contains(inner.mountpoint.to_str().expect("text"))).expect("listed");
     assert!(line.contains(" fuse.warpfs "), "{line}");
@@ -73,7 +73,7 @@ fn a_killed_daemon_leaves_no_dead_mount() {
     eventually("its loader leaves", || !is_alive(loaders[0]));
     // The same mount point works again.
     let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).unwrap_or_else(|e| panic!("{}", e.stderr));
+    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
     warpfs!("verify", again.mountpoint.join("f")).ok();
 }
 
@@ -92,7 +92,7 @@ fn a_dead_mount_is_recovered_by_the_next_mount() {
     assert!(mounted.is_mounted(), "the control: a dead mount is there");
     assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect_err("dead").raw_os_error(), Some(libc::ENOTCONN));
     let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).unwrap_or_else(|e| panic!("{}", e.stderr));
+    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
     assert_eq!(std::fs::read(again.mountpoint.join("f")).expect("read"), b"x");
 }
 
@@ -177,8 +177,8 @@ fn twenty_mounts_come_and_go_without_a_trace() {
     let mut mounted = Mounted::prepare();
     mounted.file("f", &noise(4, 100_000));
     let device = device();
-    for round in 0..20 {
-        mounted = mounted.mount(&["--device", &device], &[]).unwrap_or_else(|e| panic!("{round}: {}", e.stderr));
+    for _ in 0..20 {
+        mounted = mounted.mount(&["--device", &device], &[]).expect("mounted again");
         warpfs!("verify", mounted.mountpoint.join("f")).ok();
         let (daemon, loaders) = (mounted.daemon(), mounted.loaders());
         warpfs!("umount", mounted.mountpoint).ok();

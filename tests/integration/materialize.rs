@@ -10,7 +10,7 @@ fn sizes() -> Vec<usize> {
     let mut sizes =
         vec![0, 1, 511, 512, 4095, 4096, 4097, (1 << 20) - 1, 1 << 21, (1 << 21) + 1, (4 << 20) + 4095, 9 << 20];
     let mut random =
-        noise(42, 8 * 200).chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect::<Vec<_>>();
+        noise(42, 8 * 200).chunks(8).map(|c| u64::from_le_bytes(c.try_into().expect("eight"))).collect::<Vec<_>>();
     sizes.extend(random.drain(..200 - sizes.len()).map(|n| (n % (3 << 20)) as usize >> (n >> 60)));
     sizes
 }

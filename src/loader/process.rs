@@ -1,0 +1,122 @@
+//! A loader process as the daemon sees it: started, spoken to, and always collected in the end, so that none stays a
+//! zombie. Called by the thread that minds the loader.
+
+use super::packet::{self, Packet};
+use super::parent::Settings;
+use crate::device::Info;
+use crate::failure::{Failure, Result};
+use crate::protocol::{Code, Wire};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a loader that was told to leave, or that closed its socket, may take before it is killed.
+const LEAVE: Duration = Duration::from_secs(5);
+
+pub(super) struct Process {
+    child: std::process::Child,
+    socket: OwnedFd,
+    /// When it is killed, once it was told to leave.
+    deadline: Option<Instant>,
+}
+
+impl Process {
+    pub(super) fn start(info: &Info, settings: &Settings) -> Result<Process> {
+        let cannot = |e: std::io::Error| {
+            let message = format!("cannot start the loader for {} ({}): {e}", info.label, settings.program.display());
+            Failure::new(Code::Loader, message)
+        };
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| cannot(e.into()))?;
+        let hex: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        // The socket is the child's standard input: the one descriptor that needs no code between fork and exec.
+        let child = Command::new(&settings.program)
+            .arg0("warpfs")
+            .args(["loader", "--device", &info.label, "--uuid", &hex, "--socket-fd", "0"])
+            .args(&settings.arguments)
+            .envs(settings.environment.iter().map(|(k, v)| (k, v)))
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(cannot)?;
+        Ok(Process { child, socket: ours, deadline: None })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Sends without waiting: `AGAIN` where the socket is full.
+    pub(super) fn send<T: Wire>(&self, kind: u32, body: &T, beside: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        packet::send(self.socket(), kind, body, "", beside, false)
+    }
+
+    /// The next packet, without waiting.
+    pub(super) fn receive(&self) -> rustix::io::Result<Option<Packet>> {
+        packet::receive(self.socket(), false)
+    }
+
+    pub(super) fn kill(&mut self) {
+        // It fails only where the process was collected already.
+        let _ = self.child.kill();
+    }
+
+    /// Tells it to end after its present work.
+    pub(super) fn dismiss(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        self.deadline = Some(Instant::now() + LEAVE);
+    }
+
+    /// Whether a dismissed process is gone and collected. Kills it past its time.
+    pub(super) fn is_gone(&mut self) -> bool {
+        if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            self.kill();
+        }
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for the end of a process that closed its socket or was killed, and says in words how it ended.
+    pub(super) fn collect(&mut self) -> String {
+        let deadline = Instant::now() + LEAVE;
+        let mut killed = false;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return words(status),
+                Err(e) => return format!("ended, and nobody knows how: {e}"),
+                Ok(None) => {}
+            }
+            if !killed && Instant::now() > deadline {
+                self.kill();
+                killed = true;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with status {code}"),
+        (None, Some(libc::SIGKILL)) => {
+            "was killed by signal 9 (by hand, or by the system for want of memory)".to_string()
+        }
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_string(),
+    }
+}
