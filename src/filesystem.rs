@@ -1,30 +1,86 @@
-//! The mount.
+//! The mount: names, attributes and data of the source as they are, and the triggers by which a program asks for a file
+//! in device memory (ioctl, `user.warpfs.*`, `.warpfs`). It never waits for a load: what takes long is answered from
+//! another thread. The daemon calls [`mount`] and serves what it returns; everything else here is called by `fuse`.
+
+mod attributes;
+mod control;
+mod data;
+mod directory;
+mod error;
+mod fuse;
+mod handle;
+mod inode;
+mod ioctl;
+mod mount;
+mod names;
+mod origin;
+mod xattr;
+
+pub use mount::{Facts, Mounted, Unmounter, mount};
+
 use crate::cache::Cache;
-use crate::config::MountOptions;
-use crate::failure::{Failure, Result};
-use std::path::PathBuf;
+use crate::source::OpenFile;
+use control::Control;
+use error::Result;
+use handle::Handles;
+use inode::{Inode, Inodes};
+use origin::Origin;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-pub struct Facts {
-    pub socket: PathBuf,
-    pub config: String,
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Everything that the operations on one mount share.
+pub(crate) struct FileSystem {
+    pub(crate) inodes: Inodes,
+    pub(crate) handles: Handles,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) control: Control,
+    /// The source's absolute path, only to name files in messages.
+    source: PathBuf,
+    read_only: bool,
+    /// What INIT negotiated; set before the first request and not changed after.
+    pub(crate) passthrough: AtomicBool,
+    /// The daemon applies the caller's umask, because the kernel leaves it to whoever knows the default ACLs.
+    pub(crate) applies_umask: AtomicBool,
 }
-pub struct Mounted;
-#[derive(Clone)]
-pub struct Unmounter;
-impl Unmounter {
-    pub fn unmount(&self) {}
+
+impl FileSystem {
+    /// Refuses a change on a read-only mount. `MS_RDONLY` would refuse the triggers too.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only { Err(Errno::ROFS) } else { Ok(()) }
+    }
+
+    /// The name by which people know the file: its path in the mount, or the source's own words for it.
+    pub(crate) fn name_of(&self, inode: &Inode) -> PathBuf {
+        let Ok(path) = std::fs::read_link(proc_path(inode)) else {
+            return PathBuf::from(format!("inode {}", inode.node));
+        };
+        match path.strip_prefix(&self.source) {
+            Ok(relative) => self.control.mountpoint().join(relative),
+            Err(_) => path,
+        }
+    }
+
+    /// The inode's file, opened for reading with the caller's own rights.
+    pub(crate) fn readable(&self, inode: &Inode, origin: &Origin) -> crate::failure::Result<OpenFile> {
+        OpenFile::reopen(inode.as_fd(), &self.name_of(inode), &origin.identity())
+    }
+
+    /// Whether this mount reads and writes file data in the kernel.
+    pub(crate) fn passes_through(&self) -> bool {
+        self.passthrough.load(Ordering::Relaxed)
+    }
 }
-impl Mounted {
-    pub fn passthrough_line(&self) -> String {
-        String::new()
-    }
-    pub fn unmounter(&self) -> Unmounter {
-        Unmounter
-    }
-    pub fn serve(self) -> Result<()> {
-        Ok(())
-    }
+
+/// The path that reaches what an O_PATH descriptor names, for the calls that take no descriptor. It leads to a symbolic
+/// link itself and not to its target.
+pub(crate) fn proc_path(descriptor: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd())
 }
-pub fn mount(_o: &MountOptions, _c: Arc<Cache>, _f: Facts) -> Result<Mounted> {
-    Err(Failure::new(crate::protocol::Code::Unsupported, "stub"))
+
+/// The part of `path` below `root`, or `path` itself where it is relative. `None`: elsewhere.
+pub(crate) fn beneath<'p>(root: &Path, path: &'p Path) -> Option<&'p Path> {
+    if path.is_absolute() { path.strip_prefix(root).ok() } else { Some(path) }
 }

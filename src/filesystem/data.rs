@@ -1,0 +1,297 @@
+//! The bytes of files: opening, reading, writing and what else a handle can do. Under passthrough the kernel does the
+//! reading and writing itself and only opening and closing come here. All handles of an inode are open in one mode,
+//! because the kernel refuses a mixture; the cache hears of every way to write before the writer gets its reply.
+//! Called by `fuse`; it never waits for a load.
+
+use super::FileSystem;
+use super::attributes::Entry;
+use super::error::Result;
+use super::handle::{FileHandle, Handle, writes};
+use super::inode::{Inode, Mode as OpenMode};
+use super::names::Made;
+use super::origin::{Origin, without_fsetid};
+use super::proc_path;
+use fuser::BackingId;
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::ffi::OsStr;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// The caller's open flags that the real descriptor shares. O_APPEND is decided at each write and O_DIRECT would only
+/// bind our buffers; under passthrough the kernel opens the file again with all of the caller's own flags.
+const SHARED_FLAGS: i32 = libc::O_ACCMODE
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DSYNC
+    | libc::O_NOATIME
+    | libc::O_LARGEFILE
+    | libc::O_TRUNC;
+
+/// Bytes that one copy_file_range copies at most, so that its caller can be interrupted soon.
+const COPY_LIMIT: usize = 64 << 20;
+
+/// An open file: the number of its handle, and how the kernel shall treat it.
+pub(crate) struct Opened {
+    pub(crate) handle: u64,
+    /// `None`: reads and writes come to the daemon.
+    pub(crate) backing: Option<Arc<BackingId>>,
+    /// The file is as it was when it was last open: pages in the kernel are still good.
+    pub(crate) keep_cache: bool,
+}
+
+/// A write, as WRITE describes it.
+pub(crate) struct Write<'d> {
+    pub(crate) offset: u64,
+    pub(crate) data: &'d [u8],
+    /// The descriptor's flags now.
+    pub(crate) flags: i32,
+    /// The kernel writes its own pages back: their place is fixed.
+    pub(crate) from_cache: bool,
+    pub(crate) clears_suid: bool,
+}
+
+impl FileSystem {
+    /// `register` makes a backing of an O_PATH descriptor.
+    pub(crate) fn open(
+        &self,
+        origin: Origin,
+        node: u64,
+        flags: i32,
+        register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
+    ) -> Result<Opened> {
+        let inode = self.real(node)?;
+        if inode.kind != FileType::RegularFile {
+            return Err(Errno::INVAL); // the kernel opens other kinds itself
+        }
+        let truncates = flags & libc::O_TRUNC != 0;
+        if writes(flags) || truncates {
+            self.writable()?;
+            self.cache.changed(inode.id);
+        }
+        let wanted = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let reopen = || rustix::fs::open(proc_path(&*inode), wanted, Mode::empty());
+        let file = if truncates { origin.identity().with(reopen) } else { reopen() };
+        let file = match file {
+            // O_NOATIME is the owner's to use, which a daemon that is not root may not be.
+            Err(Errno::PERM) if wanted.contains(OFlags::NOATIME) => {
+                rustix::fs::open(proc_path(&*inode), wanted - OFlags::NOATIME, Mode::empty())?
+            }
+            other => other?,
+        };
+        Ok(self.opened(inode, file, flags, register))
+    }
+
+    pub(crate) fn create(
+        &self,
+        origin: Origin,
+        parent: u64,
+        name: &OsStr,
+        made: Made,
+        flags: i32,
+        register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
+    ) -> Result<(Entry, Opened)> {
+        let parent = self.changeable(parent, name)?;
+        // What was put there meanwhile may be a FIFO or a link: neither is waited for or followed.
+        let wanted = OFlags::from_bits_retain((flags & (SHARED_FLAGS | libc::O_EXCL)) as u32)
+            | OFlags::CREATE
+            | OFlags::NOFOLLOW
+            | OFlags::NONBLOCK
+            | OFlags::NOCTTY
+            | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(made.mode & 0o7777);
+        let file = self.make(origin, made, || rustix::fs::openat(&*parent, name, wanted, mode))?;
+        let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let mut entry = self.entry(path)?;
+        let inode = self.inodes.get(entry.node)?;
+        if inode.kind != FileType::RegularFile {
+            self.inodes.forget(entry.node, 1);
+            return Err(Errno::EXIST);
+        }
+        if writes(flags) {
+            self.cache.changed(inode.id);
+            entry.attributes.keep = std::time::Duration::ZERO;
+        }
+        let opened = self.opened(inode, file, flags, register);
+        Ok((entry, opened))
+    }
+
+    /// Counts the handle and settles how the kernel reads and writes the inode.
+    fn opened(
+        &self,
+        inode: Arc<Inode>,
+        file: OwnedFd,
+        flags: i32,
+        register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
+    ) -> Opened {
+        let stat = rustix::fs::fstat(&file).ok();
+        let now = stat.map(|s| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec));
+        let (backing, keep_cache) = {
+            // Registering is a short ioctl that waits for nothing, and two opens must not register twice.
+            let mut opens = inode.opens.lock();
+            if opens.mode.is_none() {
+                opens.mode = Some(self.mode_for(&inode, &mut opens.refused, register));
+            }
+            opens.handles += 1;
+            opens.writers += u32::from(writes(flags));
+            opens.written |= writes(flags) || flags & libc::O_TRUNC != 0;
+            let backing = match &opens.mode {
+                Some(OpenMode::Passthrough(backing)) => Some(backing.clone()),
+                _ => None,
+            };
+            let keep_cache = backing.is_none() && now.is_some() && opens.seen == now;
+            opens.seen = now;
+            (backing, keep_cache)
+        };
+        let handle = FileHandle { inode, file: Arc::new(file), flags };
+        let handle = self.handles.insert(Handle::File(Arc::new(handle)));
+        Opened { handle, backing, keep_cache }
+    }
+
+    fn mode_for(
+        &self,
+        inode: &Inode,
+        refused: &mut bool,
+        register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
+    ) -> OpenMode {
+        if !self.passes_through() || *refused {
+            return OpenMode::Cached;
+        }
+        // The kernel writes with the credentials of this moment: with CAP_FSETID set-user-id bits would survive.
+        match without_fsetid(|| register(inode.as_fd())) {
+            Ok(backing) => OpenMode::Passthrough(Arc::new(backing)),
+            Err(e) => {
+                *refused = true;
+                tracing::info!(
+                    "{}: no passthrough, its data goes through the daemon: {e}",
+                    self.name_of(inode).display()
+                );
+                OpenMode::Cached
+            }
+        }
+    }
+
+    pub(crate) fn release(&self, number: u64) {
+        let Some(Handle::File(handle)) = self.handles.remove(number) else {
+            return;
+        };
+        let backing = {
+            let mut opens = handle.inode.opens.lock();
+            opens.handles = opens.handles.saturating_sub(1);
+            if handle.writes() {
+                opens.writers = opens.writers.saturating_sub(1);
+                opens.written = true;
+            }
+            if opens.handles == 0 { opens.mode.take() } else { None }
+        };
+        drop(backing); // tells the kernel, outside the lock
+    }
+
+    /// Reads into `buffer`, as many bytes as there are.
+    pub(crate) fn read(&self, number: u64, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        let handle = self.handles.file(number)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            match rustix::io::pread(&handle.file, &mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(_) if done > 0 => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    pub(crate) fn write(&self, number: u64, write: &Write<'_>) -> Result<u32> {
+        self.writable()?;
+        let handle = self.handles.file(number)?;
+        let append = write.flags & libc::O_APPEND != 0 && !write.from_cache;
+        let flags = if append { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
+        let store = || {
+            let mut done = 0;
+            while done < write.data.len() {
+                let rest = [IoSlice::new(&write.data[done..])];
+                match rustix::io::pwritev2(&handle.file, &rest, write.offset + done as u64, flags) {
+                    Ok(0) => break,
+                    Ok(n) => done += n,
+                    Err(Errno::INTR) => {}
+                    Err(_) if done > 0 => break,
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(done as u32)
+        };
+        let written = if write.clears_suid { without_fsetid(store) } else { store() };
+        self.cache.changed(handle.inode.id);
+        written
+    }
+
+    /// A descriptor of the handle was closed; the handle may live on. Gives a file system that stores at close the
+    /// opportunity to say that it could not.
+    pub(crate) fn flush(&self, number: u64) -> Result<()> {
+        let handle = self.handles.file(number)?;
+        if handle.writes() {
+            let copy = rustix::io::fcntl_dupfd_cloexec(&handle.file, 0)?;
+            let raw = std::os::fd::IntoRawFd::into_raw_fd(copy);
+            // SAFETY: `raw` was just duplicated and belongs to nobody else; it is not used after this.
+            if unsafe { libc::close(raw) } != 0 {
+                let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+                return Err(Errno::from_raw_os_error(errno));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fsync(&self, number: u64, data_only: bool) -> Result<()> {
+        match self.handles.get(number)? {
+            Handle::File(handle) if data_only => rustix::fs::fdatasync(&handle.file),
+            Handle::File(handle) => rustix::fs::fsync(&handle.file),
+            Handle::Directory(_) | Handle::Control(_) => Ok(()),
+        }
+    }
+
+    pub(crate) fn fallocate(&self, origin: Origin, number: u64, offset: u64, length: u64, mode: i32) -> Result<()> {
+        self.writable()?;
+        let handle = self.handles.file(number)?;
+        let allocate = || {
+            let mode = FallocateFlags::from_bits_retain(mode as u32);
+            rustix::fs::fallocate(&handle.file, mode, offset, length)
+        };
+        let done = if origin.uid == 0 { allocate() } else { without_fsetid(allocate) };
+        self.cache.changed(handle.inode.id);
+        done
+    }
+
+    /// SEEK_DATA and SEEK_HOLE; the kernel does the others itself. The descriptor's own position has no meaning here.
+    pub(crate) fn lseek(&self, number: u64, offset: i64, whence: i32) -> Result<i64> {
+        let handle = self.handles.file(number)?;
+        let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        let position = match whence {
+            libc::SEEK_DATA => SeekFrom::Data(offset),
+            libc::SEEK_HOLE => SeekFrom::Hole(offset),
+            libc::SEEK_SET => SeekFrom::Start(offset),
+            _ => return Err(Errno::INVAL),
+        };
+        rustix::fs::seek(&handle.file, position).map(|at| at as i64)
+    }
+
+    pub(crate) fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
+        self.writable()?;
+        let (source, target) = (self.handles.file(from.0)?, self.handles.file(to.0)?);
+        let (mut read_at, mut write_at) = (from.1, to.1);
+        let length = usize::try_from(length).unwrap_or(usize::MAX).min(COPY_LIMIT);
+        let copied = without_fsetid(|| {
+            rustix::fs::copy_file_range(
+                source.file.as_fd(),
+                Some(&mut read_at),
+                target.file.as_fd(),
+                Some(&mut write_at),
+                length,
+            )
+        });
+        self.cache.changed(target.inode.id);
+        copied.map(|n| n as u32)
+    }
+}

@@ -1,0 +1,272 @@
+//! The inodes that the kernel knows. A node id is the source's inode number, so that programs which remember inode
+//! numbers see them stay; an O_PATH descriptor keeps each inode from reuse while it is known. A lookup is counted before
+//! its reply leaves, and an inode that was forgotten is never revived: the count never goes from 0 to 1, a new entry is
+//! made instead. No system call is made under the table's lock.
+
+use super::error::Result;
+use crate::source::FileId;
+use fuser::BackingId;
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The root's node id, which FUSE fixes.
+pub(crate) const ROOT: u64 = 1;
+
+/// A node id is a device index above this bit and an inode number below it.
+const DEVICE_SHIFT: u32 = 48;
+/// Device index of the inodes that exist in the mount only.
+const VIRTUAL_INDEX: u64 = 0xFFFF;
+/// Device index of the inodes whose number or device does not fit; they are numbered as they come.
+const NUMBERED_INDEX: u64 = 0xFFFE;
+
+/// Node id of a virtual inode.
+pub(crate) const fn virtual_node(number: u64) -> u64 {
+    (VIRTUAL_INDEX << DEVICE_SHIFT) | number
+}
+
+pub(crate) fn is_virtual(node: u64) -> bool {
+    node >> DEVICE_SHIFT == VIRTUAL_INDEX
+}
+
+/// One inode of the source that the kernel knows.
+pub(crate) struct Inode {
+    pub(crate) node: u64,
+    /// Differs between two lives of one node id.
+    pub(crate) generation: u64,
+    pub(crate) id: FileId,
+    pub(crate) kind: FileType,
+    /// O_PATH.
+    descriptor: OwnedFd,
+    /// Lookups that the kernel has not yet forgotten. Changed under the table's write lock only; 0 means "not in the
+    /// table any more".
+    lookups: AtomicU64,
+    pub(crate) opens: Mutex<Opens>,
+}
+
+/// The open handles of an inode, and how the kernel reads and writes it meanwhile.
+#[derive(Default)]
+pub(crate) struct Opens {
+    pub(crate) handles: u32,
+    pub(crate) writers: u32,
+    /// How all handles of the inode are open; the kernel refuses a mixture. `None`: no handles.
+    pub(crate) mode: Option<Mode>,
+    /// The kernel refused this inode once; it is not asked again.
+    pub(crate) refused: bool,
+    /// Was open for writing since the attributes were last given out.
+    pub(crate) written: bool,
+    /// Size, mtime and ctime at the last cached open: while they stay the kernel may keep its pages.
+    pub(crate) seen: Option<(i64, i64, u64, i64, u64)>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Mode {
+    Cached,
+    /// One backing for all opens, given back with the last handle.
+    Passthrough(Arc<BackingId>),
+}
+
+impl AsFd for Inode {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// All inodes that the kernel knows.
+pub(crate) struct Inodes {
+    table: RwLock<Table>,
+}
+
+struct Table {
+    by_node: HashMap<u64, Arc<Inode>>,
+    by_id: HashMap<FileId, u64>,
+    numbering: Numbering,
+    /// Entries made so far.
+    generation: u64,
+}
+
+impl Inodes {
+    /// `root` is the source's directory, O_PATH.
+    pub(crate) fn new(root: OwnedFd, stat: &Stat) -> Inodes {
+        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let inode = Inode {
+            node: ROOT,
+            generation: 0,
+            id,
+            kind: FileType::Directory,
+            descriptor: root,
+            lookups: AtomicU64::new(1),
+            opens: Mutex::default(),
+        };
+        Inodes {
+            table: RwLock::new(Table {
+                by_node: HashMap::from([(ROOT, Arc::new(inode))]),
+                by_id: HashMap::from([(id, ROOT)]),
+                numbering: Numbering::new(stat.st_dev),
+                generation: 0,
+            }),
+        }
+    }
+
+    pub(crate) fn get(&self, node: u64) -> Result<Arc<Inode>> {
+        self.table.read().by_node.get(&node).cloned().ok_or(Errno::STALE)
+    }
+
+    pub(crate) fn root(&self) -> Arc<Inode> {
+        self.get(ROOT).expect("the root is never forgotten")
+    }
+
+    /// Number of inodes that the kernel knows, the root among them.
+    pub(crate) fn len(&self) -> usize {
+        self.table.read().by_node.len()
+    }
+
+    /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `stat`. The caller replies after.
+    pub(crate) fn looked_up(&self, descriptor: OwnedFd, stat: &Stat) -> Arc<Inode> {
+        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let mut table = self.table.write();
+        let table = &mut *table;
+        if let Some(known) = table.by_id.get(&id).and_then(|node| table.by_node.get(node)) {
+            known.lookups.fetch_add(1, Ordering::Relaxed);
+            return known.clone(); // `descriptor` is closed after the lock is released
+        }
+        let node = table.numbering.node_of(id, |node| table.by_node.contains_key(&node));
+        table.generation += 1;
+        let inode = Arc::new(Inode {
+            node,
+            generation: table.generation,
+            id,
+            kind: FileType::from_raw_mode(stat.st_mode),
+            descriptor,
+            lookups: AtomicU64::new(1),
+            opens: Mutex::default(),
+        });
+        table.by_node.insert(node, inode.clone());
+        table.by_id.insert(id, node);
+        inode
+    }
+
+    /// The kernel gave `count` lookups of `node` back.
+    pub(crate) fn forget(&self, node: u64, count: u64) {
+        if node == ROOT || is_virtual(node) {
+            return;
+        }
+        let removed = {
+            let mut table = self.table.write();
+            table.forget(node, count)
+        };
+        drop(removed); // closes the descriptor, outside the lock
+    }
+}
+
+impl Table {
+    fn forget(&mut self, node: u64, count: u64) -> Option<Arc<Inode>> {
+        let inode = self.by_node.get(&node)?;
+        let left = inode.lookups.load(Ordering::Relaxed).saturating_sub(count);
+        inode.lookups.store(left, Ordering::Relaxed);
+        if left > 0 {
+            return None;
+        }
+        let inode = self.by_node.remove(&node)?;
+        self.by_id.remove(&inode.id);
+        Some(inode)
+    }
+}
+
+/// Which node id a file gets.
+struct Numbering {
+    /// Index of each device that was seen; the source's own is 0.
+    devices: HashMap<u64, u64>,
+    numbered: u64,
+}
+
+impl Numbering {
+    fn new(device: u64) -> Numbering {
+        Numbering { devices: HashMap::from([(device, 0)]), numbered: 0 }
+    }
+
+    /// The file's own number where it is free, else the next of the numbers given out as they come.
+    fn node_of(&mut self, id: FileId, taken: impl Fn(u64) -> bool) -> u64 {
+        let next = self.devices.len() as u64;
+        let index = *self.devices.entry(id.device).or_insert(next);
+        let own = (index << DEVICE_SHIFT) | id.inode;
+        let fits = index < NUMBERED_INDEX && id.inode != 0 && id.inode >> DEVICE_SHIFT == 0;
+        if fits && own != ROOT && !taken(own) {
+            return own;
+        }
+        loop {
+            self.numbered += 1;
+            let node = (NUMBERED_INDEX << DEVICE_SHIFT) | self.numbered;
+            if !taken(node) {
+                return node;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(device: u64, inode: u64) -> FileId {
+        FileId { device, inode }
+    }
+
+    #[test]
+    fn a_node_is_the_sources_inode_number() {
+        let mut numbering = Numbering::new(7);
+        assert_eq!(numbering.node_of(id(7, 42), |_| false), 42);
+        assert_eq!(numbering.node_of(id(7, 42), |_| false), 42);
+    }
+
+    #[test]
+    fn submounts_do_not_collide() {
+        let mut numbering = Numbering::new(7);
+        let first = numbering.node_of(id(7, 42), |_| false);
+        let second = numbering.node_of(id(8, 42), |_| false);
+        let third = numbering.node_of(id(9, 42), |_| false);
+        assert_eq!((first, second, third), (42, (1 << 48) | 42, (2 << 48) | 42));
+    }
+
+    #[test]
+    fn the_roots_number_and_the_virtual_ones_are_not_given_out() {
+        let mut numbering = Numbering::new(7);
+        for strange in [id(7, 1), id(7, 0), id(7, virtual_node(3)), id(7, u64::MAX)] {
+            let node = numbering.node_of(strange, |_| false);
+            assert_eq!(node >> DEVICE_SHIFT, NUMBERED_INDEX, "{strange:?}");
+        }
+    }
+
+    #[test]
+    fn forgotten_inodes_leave_and_come_back_as_new_ones() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let open = |path: &std::path::Path| {
+            let fd = rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).expect("open");
+            let stat = rustix::fs::fstat(&fd).expect("stat");
+            (fd, stat)
+        };
+        let (root, stat) = open(dir.path());
+        let inodes = Inodes::new(root, &stat);
+        let path = dir.path().join("f");
+        std::fs::write(&path, b"x").expect("written");
+        let look = || {
+            let (fd, stat) = open(&path);
+            inodes.looked_up(fd, &stat)
+        };
+        let first = look();
+        assert_eq!(look().generation, first.generation);
+        inodes.forget(first.node, 1);
+        assert_eq!(inodes.len(), 2);
+        inodes.forget(ROOT, 5);
+        inodes.forget(first.node, 1);
+        assert_eq!(inodes.len(), 1);
+        assert!(inodes.get(first.node).is_err());
+        let again = look();
+        assert_eq!(again.node, first.node);
+        assert_ne!(again.generation, first.generation);
+    }
+}

@@ -1,0 +1,252 @@
+//! Bringing a mount up and down: the checks before it, what is asked of the kernel, the workers, and taking it away
+//! again. The source's directory is opened before the mount covers it, so a directory can be mounted over itself.
+//! Called by the daemon.
+
+mod checks;
+
+use super::FileSystem;
+use super::control::{Control, Queue};
+use super::fuse::Fuse;
+use super::handle::Handles;
+use super::inode::Inodes;
+use crate::cache::Cache;
+use crate::config::MountOptions;
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use fuser::{Config, InitFlags, KernelConfig, MountOption, Session, SessionACL, SessionUnmounter};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
+use rustix::mount::UnmountFlags;
+use rustix::thread::CapabilitySet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// `f_type` of overlayfs (linux/magic.h).
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+/// Largest write that the kernel sends at once, in bytes.
+const MAX_WRITE: u32 = 1 << 20;
+/// Read-aheads and other background requests that the kernel sends at most before it waits for answers.
+const MAX_BACKGROUND: u16 = 64;
+
+/// What the daemon knows and the mount shows.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Path of the channel's socket.
+    pub socket: PathBuf,
+    /// The configuration, as TOML text.
+    pub config: String,
+}
+
+/// A mount that the kernel has accepted. Dropping it unmounts.
+pub struct Mounted {
+    session: Session<Fuse>,
+    unmounter: Unmounter,
+    fs: Arc<FileSystem>,
+    passthrough: String,
+}
+
+/// Takes the mount away, from any thread; [`Mounted::serve`] then returns.
+#[derive(Clone)]
+pub struct Unmounter {
+    mountpoint: PathBuf,
+    session: Arc<Mutex<SessionUnmounter>>,
+}
+
+/// Mounts `options.source` at `options.mountpoint`. Requests are answered when [`Mounted::serve`] runs.
+///
+/// Fails with a sentence that says what to do: `NotFound` or `NotRegular` for a directory that is none, `BadRequest` for
+/// a mount point that is in use, `Permission` and `Unsupported` for what the system does not let this user do.
+pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<Mounted> {
+    checks::source(&options.source)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(&options.source, flags, Mode::empty())
+        .map_err(|e| Failure::system(format!("cannot open the source {}", options.source.display()), e))?;
+    checks::mountpoint(options)?;
+    checks::device()?;
+    raise_descriptor_limit();
+
+    let stacked = rustix::fs::fstatfs(&root).is_ok_and(|s| s.f_type == OVERLAYFS_MAGIC);
+    let config = session_config(options, &root);
+    let fs = file_system(options, root, cache, facts)?;
+    let reason = Arc::new(Mutex::new(String::new()));
+    let adapter = Fuse {
+        fs: fs.clone(),
+        wants_passthrough: options.passthrough,
+        depth: if stacked { 2 } else { 1 },
+        reason: reason.clone(),
+    };
+
+    let mut session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
+        fs.control.queue.stop();
+        checks::refused(options, &e)
+    })?;
+    let unmounter =
+        Unmounter { mountpoint: options.mountpoint.clone(), session: Arc::new(Mutex::new(session.unmount_callable())) };
+    let passthrough = reason.lock().clone();
+    Ok(Mounted { session, unmounter, fs, passthrough })
+}
+
+impl Mounted {
+    /// Whether the kernel reads and writes file data itself, and if not, why.
+    pub fn passthrough_line(&self) -> &str {
+        &self.passthrough
+    }
+
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Inodes that the kernel knows now, the root among them.
+    pub fn inodes(&self) -> usize {
+        self.fs.inodes.len()
+    }
+
+    /// Runs the workers; returns when the mount is gone.
+    pub fn serve(self) -> Result<()> {
+        let mountpoint = self.unmounter.mountpoint.clone();
+        let served = self.session.run();
+        self.fs.control.queue.stop();
+        served.map_err(|e| Failure::system(format!("serving {}", mountpoint.display()), e))
+    }
+}
+
+impl Unmounter {
+    /// Unmounts; where the mount is in use it is taken out of sight at once and goes when its last user lets go.
+    pub fn unmount(&self) -> Result<()> {
+        let Err(busy) = self.session.lock().unmount() else {
+            return Ok(());
+        };
+        tracing::info!("{} is in use ({busy}): detached", self.mountpoint.display());
+        detach(&self.mountpoint)
+    }
+}
+
+/// Takes whatever is mounted at `mountpoint` out of sight.
+fn detach(mountpoint: &Path) -> Result<()> {
+    let failed = match rustix::mount::unmount(mountpoint, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) => return Ok(()),
+        Err(e) => e,
+    };
+    // An ordinary user's mounts are taken away by the helper that made them.
+    let helper = std::process::Command::new("fusermount3").args(["-u", "-q", "-z", "--"]).arg(mountpoint).output();
+    match helper {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => Err(Failure::system(format!("cannot unmount {}", mountpoint.display()), failed)),
+    }
+}
+
+fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: Facts) -> Result<Arc<FileSystem>> {
+    let failed = |e| Failure::system(options.source.display(), e);
+    let stat = rustix::fs::fstat(&root).map_err(failed)?;
+    let for_queue = rustix::io::fcntl_dupfd_cloexec(&root, 0).map_err(failed)?;
+    let queue = Queue::start(for_queue, &options.mountpoint, cache.clone())?;
+    Ok(Arc::new(FileSystem {
+        inodes: Inodes::new(root, &stat),
+        handles: Handles::new(),
+        cache,
+        control: Control::new(facts, &options.mountpoint, queue),
+        source: options.source.clone(),
+        read_only: options.read_only,
+        passthrough: AtomicBool::new(false),
+        applies_umask: AtomicBool::new(false),
+    }))
+}
+
+fn session_config(options: &MountOptions, root: &OwnedFd) -> Config {
+    let source = options.source.to_string_lossy();
+    let privileged = has(CapabilitySet::SYS_ADMIN);
+    // mount(2) takes the name as it is; fusermount3 takes it in a list of options.
+    let name = if privileged { source.into_owned() } else { escaped(&source) };
+    let mut wanted = vec![
+        MountOption::FSName(name),
+        MountOption::CUSTOM("subtype=warpfs".to_string()),
+        // The kernel checks every access against what the source says; without it nobody would.
+        MountOption::DefaultPermissions,
+    ];
+    if privileged {
+        let flags = rustix::fs::fstatvfs(root).map(|s| s.f_flag).unwrap_or(StatVfsMountFlags::empty());
+        // What the source's own mount forbids stays forbidden.
+        if !flags.contains(StatVfsMountFlags::NOSUID) {
+            wanted.push(MountOption::Suid);
+        }
+        if !flags.contains(StatVfsMountFlags::NODEV) {
+            wanted.push(MountOption::Dev);
+        }
+        if flags.contains(StatVfsMountFlags::NOEXEC) {
+            wanted.push(MountOption::NoExec);
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let mut config = Config::default();
+    config.mount_options = wanted;
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(cores.clamp(2, 8));
+    config.clone_fd = true;
+    config
+}
+
+/// A name that fusermount3 does not take apart at its commas.
+fn escaped(name: &str) -> String {
+    name.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+fn has(capability: CapabilitySet) -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(capability))
+}
+
+/// An O_PATH descriptor for every inode that the kernel knows needs more than the customary 1,024.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let own = getrlimit(Resource::Nofile);
+    let system = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|s| s.trim().parse().ok());
+    let most = if has(CapabilitySet::SYS_RESOURCE) { system.or(own.maximum) } else { own.maximum };
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {
+        tracing::warn!("cannot raise the limit of open files from {:?} to {most:?}: {e}", own.current);
+    }
+}
+
+/// Asks the kernel for what this file system can do. Never the writeback cache: the kernel would hold bytes that the
+/// cache knows nothing of. Never the locks: the kernel keeps them better among the users of one mount.
+pub(crate) fn negotiate(fuse: &mut Fuse, config: &mut KernelConfig) {
+    let offered = config.capabilities();
+    let mut ask = |flags: InitFlags| config.add_capabilities(flags).is_ok();
+    for flag in [
+        InitFlags::FUSE_ATOMIC_O_TRUNC,
+        InitFlags::FUSE_AUTO_INVAL_DATA,
+        InitFlags::FUSE_ASYNC_DIO,
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_DO_READDIRPLUS,
+        InitFlags::FUSE_READDIRPLUS_AUTO,
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        InitFlags::FUSE_HAS_IOCTL_DIR,
+        InitFlags::FUSE_POSIX_ACL,
+    ] {
+        ask(flag);
+    }
+    let umask = offered.contains(InitFlags::FUSE_POSIX_ACL) && ask(InitFlags::FUSE_DONT_MASK);
+    fuse.fs.applies_umask.store(umask, Ordering::Relaxed);
+
+    let why_not = if !fuse.wants_passthrough {
+        Some("off: it was not wanted")
+    } else if !has(CapabilitySet::SYS_ADMIN) {
+        Some("off: it needs root (CAP_SYS_ADMIN); data goes through the daemon")
+    } else if !ask(InitFlags::FUSE_PASSTHROUGH) {
+        Some("off: this kernel has none (Linux 6.9 does); data goes through the daemon")
+    } else if config.set_max_stack_depth(fuse.depth).is_err() {
+        Some("off: the source is stacked too deep; data goes through the daemon")
+    } else {
+        None
+    };
+    fuse.fs.passthrough.store(why_not.is_none(), Ordering::Relaxed);
+    *fuse.reason.lock() =
+        format!("passthrough {}", why_not.unwrap_or("on: the kernel reads and writes file data itself"));
+
+    // A value out of range leaves the kernel's own.
+    let _ = config.set_max_write(MAX_WRITE);
+    let _ = config.set_max_background(MAX_BACKGROUND);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Names: finding, making, moving and removing them. What is made belongs to the caller; whether the caller may do it
+//! was decided by the kernel, which checks the permissions on every mount of ours. The name `.warpfs` in the root is
+//! ours and is never passed to the source. Called by `fuse`.
+
+use super::FileSystem;
+use super::attributes::{Entry, attr_of, decode_device};
+use super::control;
+use super::error::Result;
+use super::inode::{Inode, ROOT, is_virtual};
+use super::origin::{Origin, with_umask};
+use super::proc_path;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What MKNOD, MKDIR and CREATE say beside the name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) mode: u32,
+    pub(crate) umask: u32,
+}
+
+impl FileSystem {
+    /// Counts the lookup where the name is the source's.
+    pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Entry> {
+        if is_virtual(parent) || (parent == ROOT && control::is_reserved(name)) {
+            return self.control.lookup(parent, name);
+        }
+        let parent = self.directory_inode(parent)?;
+        self.find(&parent, name)
+    }
+
+    /// Finds `name` in the source's directory and counts the lookup.
+    pub(crate) fn find(&self, parent: &Inode, name: &OsStr) -> Result<Entry> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.entry(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+    }
+
+    /// The entry of what an O_PATH descriptor names; its lookup is counted.
+    pub(crate) fn entry(&self, descriptor: OwnedFd) -> Result<Entry> {
+        let stat = rustix::fs::fstat(&descriptor)?;
+        let inode = self.inodes.looked_up(descriptor, &stat);
+        let unsettled = {
+            let opens = inode.opens.lock();
+            opens.writers > 0 || opens.written
+        };
+        let keep = if unsettled { std::time::Duration::ZERO } else { super::attributes::KEEP };
+        let attributes = super::attributes::Attributes { attr: entry_attr(&stat, &inode), keep };
+        Ok(Entry { node: inode.node, generation: inode.generation, attributes })
+    }
+
+    pub(crate) fn readlink(&self, node: u64) -> Result<Vec<u8>> {
+        let inode = self.real(node)?;
+        Ok(rustix::fs::readlinkat(&*inode, "", Vec::with_capacity(256))?.into_bytes())
+    }
+
+    pub(crate) fn mknod(&self, origin: Origin, parent: u64, name: &OsStr, made: Made, device: u32) -> Result<Entry> {
+        let parent = self.changeable(parent, name)?;
+        let (kind, mode) = (FileType::from_raw_mode(made.mode), Mode::from_raw_mode(made.mode & 0o7777));
+        // A mode without a type is a regular file, as for mknod(2).
+        let kind = if made.mode & libc::S_IFMT == 0 { FileType::RegularFile } else { kind };
+        self.make(origin, made, || rustix::fs::mknodat(&*parent, name, kind, mode, decode_device(device)))?;
+        self.find(&parent, name)
+    }
+
+    pub(crate) fn mkdir(&self, origin: Origin, parent: u64, name: &OsStr, made: Made) -> Result<Entry> {
+        let parent = self.changeable(parent, name)?;
+        let mode = Mode::from_raw_mode(made.mode & 0o7777);
+        self.make(origin, made, || rustix::fs::mkdirat(&*parent, name, mode))?;
+        self.find(&parent, name)
+    }
+
+    pub(crate) fn symlink(&self, origin: Origin, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
+        let parent = self.changeable(parent, name)?;
+        origin.identity().with(|| rustix::fs::symlinkat(target, &*parent, name))?;
+        self.find(&parent, name)
+    }
+
+    /// Makes something as the caller and under the caller's umask.
+    pub(crate) fn make<T>(&self, origin: Origin, made: Made, work: impl FnOnce() -> T) -> T {
+        let umask = if self.applies_umask.load(Ordering::Relaxed) { made.umask } else { 0 };
+        origin.identity().with(|| with_umask(umask, work))
+    }
+
+    pub(crate) fn link(&self, node: u64, parent: u64, name: &OsStr) -> Result<Entry> {
+        let parent = self.changeable(parent, name)?;
+        let inode = self.real(node)?;
+        rustix::fs::linkat(CWD, proc_path(&*inode), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        self.find(&parent, name)
+    }
+
+    pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
+        let parent = self.changeable(parent, name)?;
+        rustix::fs::unlinkat(&*parent, name, AtFlags::empty())
+    }
+
+    pub(crate) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
+        let parent = self.changeable(parent, name)?;
+        rustix::fs::unlinkat(&*parent, name, AtFlags::REMOVEDIR)
+    }
+
+    pub(crate) fn rename(&self, from: u64, name: &OsStr, to: u64, new_name: &OsStr, flags: u32) -> Result<()> {
+        let from = self.changeable(from, name)?;
+        let to = self.changeable(to, new_name)?;
+        rustix::fs::renameat_with(&*from, name, &*to, new_name, RenameFlags::from_bits_retain(flags))
+    }
+
+    /// An inode of the source; the virtual ones have no name or data there.
+    pub(crate) fn real(&self, node: u64) -> Result<Arc<Inode>> {
+        if is_virtual(node) {
+            return Err(Errno::PERM);
+        }
+        self.inodes.get(node)
+    }
+
+    fn directory_inode(&self, node: u64) -> Result<Arc<Inode>> {
+        let inode = self.inodes.get(node)?;
+        if inode.kind == FileType::Directory { Ok(inode) } else { Err(Errno::NOTDIR) }
+    }
+
+    /// The directory in which `name` is to be made or removed.
+    pub(crate) fn changeable(&self, parent: u64, name: &OsStr) -> Result<Arc<Inode>> {
+        if is_virtual(parent) || (parent == ROOT && control::is_reserved(name)) {
+            return Err(Errno::PERM);
+        }
+        self.writable()?;
+        self.directory_inode(parent)
+    }
+}
+
+/// An entry's attributes name the node: fuser takes the node id from them.
+fn entry_attr(stat: &rustix::fs::Stat, inode: &Inode) -> fuser::FileAttr {
+    fuser::FileAttr { ino: fuser::INodeNo(inode.node), ..attr_of(stat, inode) }
+}

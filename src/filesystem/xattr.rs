@@ -1,0 +1,74 @@
+//! Extended attributes of the source as they are, symbolic links' own among them, and the virtual `user.warpfs.*` names,
+//! which are handed to `control` and never listed, stored or passed on. Called by `fuse`.
+
+use super::FileSystem;
+use super::error::Result;
+use super::inode::is_virtual;
+use super::origin::Origin;
+use super::proc_path;
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// Every name that is ours.
+pub(crate) const PREFIX: &str = "user.warpfs.";
+
+/// The rest of a name of ours.
+pub(crate) fn trigger(name: &OsStr) -> Option<&str> {
+    std::str::from_utf8(name.as_bytes()).ok()?.strip_prefix(PREFIX)
+}
+
+impl FileSystem {
+    pub(crate) fn getxattr(&self, node: u64, name: &OsStr) -> Result<Vec<u8>> {
+        if is_virtual(node) {
+            return Err(Errno::NODATA);
+        }
+        let path = proc_path(&*self.inodes.get(node)?);
+        // One attempt is enough for nearly every value; XATTR_SIZE_MAX is enough for all.
+        for size in [1024, 65536] {
+            let mut value = vec![0; size];
+            match rustix::fs::getxattr(&path, name, value.as_mut_slice()) {
+                Ok(length) => {
+                    value.truncate(length);
+                    return Ok(value);
+                }
+                Err(Errno::RANGE) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Errno::TOOBIG)
+    }
+
+    pub(crate) fn setxattr(&self, node: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+        let inode = self.real(node)?;
+        self.writable()?;
+        let flags = XattrFlags::from_bits_retain(flags as u32);
+        rustix::fs::setxattr(proc_path(&*inode), name, value, flags)
+    }
+
+    pub(crate) fn removexattr(&self, node: u64, name: &OsStr) -> Result<()> {
+        if trigger(name).is_some() {
+            return Err(Errno::NODATA);
+        }
+        let inode = self.real(node)?;
+        self.writable()?;
+        rustix::fs::removexattr(proc_path(&*inode), name)
+    }
+
+    /// NUL-terminated names. `trusted.*` is shown to root only, as natively.
+    pub(crate) fn listxattr(&self, origin: Origin, node: u64) -> Result<Vec<u8>> {
+        if is_virtual(node) {
+            return Ok(Vec::new());
+        }
+        let path = proc_path(&*self.inodes.get(node)?);
+        let mut names = vec![0; 65536]; // XATTR_LIST_MAX
+        let length = rustix::fs::listxattr(&path, names.as_mut_slice())?;
+        names.truncate(length);
+        if origin.uid == 0 {
+            return Ok(names);
+        }
+        let shown = names.split_inclusive(|b| *b == 0).filter(|name| !name.starts_with(b"trusted."));
+        Ok(shown.flatten().copied().collect())
+    }
+}
