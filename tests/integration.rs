@@ -15,6 +15,8 @@ mod gpu;
 mod header;
 #[path = "integration/life.rs"]
 mod life;
+#[path = "integration/loader.rs"]
+mod loader;
 #[path = "integration/materialize.rs"]
 mod materialize;
 #[path = "integration/mount.rs"]

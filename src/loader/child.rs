@@ -115,7 +115,7 @@ fn settle(device: &str) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         usual(panic);
-        std::process::exit(101);
+        vanish(101);
     }));
 }
 
@@ -185,7 +185,7 @@ impl Child {
         let gone = poll(&mut ends, Some(&now)).is_ok() && ends[0].revents().contains(PollFlags::HUP);
         if gone {
             // Nobody waits for the loads; their memory goes with the daemon's and ours.
-            std::process::exit(0);
+            vanish(0);
         }
         self.engine.finish();
         if self.engine.is_lost() { EXIT_LOST } else { 0 }
@@ -267,8 +267,15 @@ fn done(socket: &OwnedFd, id: u64, result: Result<crate::loader::Loaded>) {
     }
     if packet::send(socket.as_fd(), loader_kind::DONE, &body, &text, &[], true).is_err() {
         // The daemon is gone, and nobody is left to work for.
-        std::process::exit(0);
+        vanish(0);
     }
+}
+
+/// Ends the process while its readers work: without exit handlers, for the driver's would pull the context from under
+/// running copies. The system takes everything back.
+fn vanish(status: i32) -> ! {
+    // SAFETY: it does not return, and nothing of this process is needed after it.
+    unsafe { libc::_exit(status) }
 }
 
 #[cfg(test)]

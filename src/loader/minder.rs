@@ -1,6 +1,7 @@
 //! The thread that minds one device's loader: what is waiting, what the child works on, and whether the child lives. It
 //! owns all of that, so nothing here is locked; it must never wait for one job while another could go on.
 
+use super::child::EXIT_LOST;
 use super::packet::Packet;
 use super::parent::{Done, Settings, Shared};
 use super::process::Process;
@@ -11,6 +12,7 @@ use crate::protocol::{
     Code, ErrorReply, LoadDone, LoadId, LoadJob, LoadProgress, LoaderReady, PROTOCOL_VERSION, loader_kind,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,6 +43,8 @@ struct Child {
     /// When it last said anything, or was given work while it had none.
     heard: Instant,
     flights: BTreeMap<u64, Flight>,
+    /// Loads that it has brought to an end.
+    finished: u64,
 }
 
 pub(super) struct Minder {
@@ -154,6 +158,7 @@ impl Minder {
                 if let Some((done, text)) = packet.body::<LoadDone>()
                     && let Some(flight) = child.flights.remove(&done.id)
                 {
+                    child.finished += 1;
                     end(flight, outcome(&done, text));
                 }
             }
@@ -168,9 +173,12 @@ impl Minder {
     /// The child is dead or as good as: its jobs go to the next one, once.
     fn bury(&mut self, instead: Option<String>) {
         let Some(mut child) = self.child.take() else { return };
-        let how = child.process.collect();
+        let ended = child.process.collect();
+        // It left by itself because the device was lost: what it had begun has said so, the rest it never touched. That
+        // holds only if something had begun, or the next child would be lost in the same way for ever.
+        let orderly = ended.code == Some(EXIT_LOST) && child.finished > 0;
         self.shared.pid.store(0, Ordering::Relaxed);
-        let how = format!("{} {}", self.name(), instead.unwrap_or(how));
+        let how = format!("{} {}", self.name(), instead.unwrap_or(ended.words));
         if !child.ready {
             self.stillborn += 1;
             if self.stillborn >= ATTEMPTS {
@@ -179,7 +187,7 @@ impl Minder {
             }
         }
         for (_, mut flight) in child.flights.into_iter().rev() {
-            flight.deaths += 1;
+            flight.deaths += u32::from(!orderly);
             flight.cancel_sent = false;
             if flight.deaths < ATTEMPTS {
                 flight.job.watch.loaded.store(0, Ordering::Relaxed);
@@ -253,7 +261,7 @@ impl Minder {
                 Ok(process) => {
                     self.shared.pid.store(process.pid(), Ordering::Relaxed);
                     let (heard, flights) = (Instant::now(), BTreeMap::new());
-                    self.child = Some(Child { process, ready: false, heard, flights });
+                    self.child = Some(Child { process, ready: false, heard, flights, finished: 0 });
                 }
                 Err(failure) => return self.fail_waiting(&failure),
             }
@@ -270,10 +278,20 @@ impl Minder {
                 length: job.length,
             };
             let beside = [job.file.as_fd(), job.allocation.descriptor()];
-            if child.process.send(loader_kind::LOAD, &message, &beside).is_err() {
-                // Full, or dead: then the end of the socket is noticed in a moment.
-                self.waiting.push_front(flight);
-                return;
+            match child.process.send(loader_kind::LOAD, &message, &beside) {
+                Ok(()) => {}
+                // Full, or too many descriptors on their way: a tick later there is room. Dead: that is noticed at once.
+                Err(
+                    Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS | Errno::PIPE | Errno::CONNRESET,
+                ) => {
+                    self.waiting.push_front(flight);
+                    return;
+                }
+                Err(e) => {
+                    let what = format!("cannot hand the load to the loader for {}", self.info.label);
+                    end(flight, Err(Failure { code: Code::Loader, ..Failure::system(what, e) }));
+                    continue;
+                }
             }
             if child.flights.is_empty() {
                 child.heard = Instant::now();

@@ -15,6 +15,14 @@ use std::time::{Duration, Instant};
 /// How long a loader that was told to leave, or that closed its socket, may take before it is killed.
 const LEAVE: Duration = Duration::from_secs(5);
 
+/// How a process ended.
+pub(super) struct Ended {
+    /// To follow its name.
+    pub(super) words: String,
+    /// Its exit status, unless a signal ended it.
+    pub(super) code: Option<i32>,
+}
+
 pub(super) struct Process {
     child: std::process::Child,
     socket: OwnedFd,
@@ -82,14 +90,14 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for the end of a process that closed its socket or was killed, and says in words how it ended.
-    pub(super) fn collect(&mut self) -> String {
+    /// Waits for the end of a process that closed its socket or was killed, and says how it ended.
+    pub(super) fn collect(&mut self) -> Ended {
         let deadline = Instant::now() + LEAVE;
         let mut killed = false;
         loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => return words(status),
-                Err(e) => return format!("ended, and nobody knows how: {e}"),
+                Ok(Some(status)) => return Ended { words: words(status), code: status.code() },
+                Err(e) => return Ended { words: format!("ended, and nobody knows how: {e}"), code: None },
                 Ok(None) => {}
             }
             if !killed && Instant::now() > deadline {

@@ -1,7 +1,7 @@
 //! The owner's side of a CUDA device: creates memory and exports it, for which the driver needs no context, so that the
 //! daemon costs no device memory of its own. It must never map memory or take a context. Called by the daemon.
 
-use super::driver::{Driver, Properties};
+use super::driver::Driver;
 use super::{info_of, nvml, owned};
 use crate::device::{Allocation, Info, Memory};
 use crate::failure::{Failure, Result};
@@ -10,14 +10,10 @@ use crate::protocol::{Code, DeviceUuid};
 /// Memory of one device.
 pub struct CudaMemory {
     driver: &'static Driver,
-    properties: Properties,
+    /// The driver's number of the device.
+    device: i32,
     info: Info,
 }
-
-// SAFETY: the one pointer in the properties is null and only the driver reads it.
-unsafe impl Send for CudaMemory {}
-// SAFETY: as above; the driver locks for itself.
-unsafe impl Sync for CudaMemory {}
 
 impl CudaMemory {
     /// The device with this UUID. `NoDevice` where there is none, no driver, or no way to share its memory.
@@ -34,7 +30,7 @@ impl CudaMemory {
             );
             return Err(Failure::new(Code::NoDevice, message));
         }
-        Ok(CudaMemory { driver, properties: driver.properties(device.number), info })
+        Ok(CudaMemory { driver, device: device.number, info })
     }
 }
 
@@ -49,7 +45,8 @@ impl Memory for CudaMemory {
 
     fn allocate(&self, size: u64) -> Result<Allocation> {
         let context = |f: Failure| f.within(&self.info.label);
-        let handle = owned::Handle::create(self.driver, owned::length(size)?, &self.properties).map_err(context)?;
+        let properties = self.driver.properties(self.device);
+        let handle = owned::Handle::create(self.driver, owned::length(size)?, &properties).map_err(context)?;
         let descriptor = handle.export().map_err(context)?;
         Ok(Allocation::new(descriptor, size, Some(Box::new(handle))))
     }
