@@ -47,7 +47,9 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         tracing::info!("{line}");
     }
     let unmounter = mounted.unmounter();
-    signals.on_stop(move || unmounter.unmount()).map_err(|e| Failure::system("cannot start the signal thread", e))?;
+    signals
+        .on_stop(move || drop(unmounter.unmount()))
+        .map_err(|e| Failure::system("cannot start the signal thread", e))?;
     ready(lines);
     let served = mounted.serve();
     // Clients first, so that nobody asks while the loads fail.

@@ -71,7 +71,8 @@ pub fn at(mountpoint: &Path) -> Option<Mount> {
 /// Whether a FUSE mount whose daemon is gone lies on `mountpoint`.
 pub fn is_dead(mountpoint: &Path) -> bool {
     let fuse = at(mountpoint).is_some_and(|mount| mount.kind.starts_with("fuse"));
-    fuse && rustix::fs::stat(mountpoint).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED))
+    // Not stat: the kernel may still answer that from what it remembers.
+    fuse && rustix::fs::statfs(mountpoint).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Unmounts, and fails where somebody uses the mount.
