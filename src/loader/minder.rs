@@ -4,7 +4,7 @@
 use super::child::EXIT_LOST;
 use super::packet::Packet;
 use super::parent::{Done, Settings, Shared};
-use super::process::Process;
+use super::process::{Ended, Process};
 use super::{Job, Loaded};
 use crate::device::Info;
 use crate::failure::{Failure, Result, usual_errno};
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// How late a cancellation or a deadline is noticed.
 const TICK: Duration = Duration::from_millis(50);
+/// How late the end of a dying child is noticed.
+const DYING: Duration = Duration::from_millis(2);
 /// Loads that a child has at a time. Each takes two descriptors on their way, of which the system lets a process have as
 /// many as files; and a few dozen keep every reader busy.
 const WINDOW: usize = 64;
@@ -53,6 +55,9 @@ pub(super) struct Minder {
     shared: Arc<Shared>,
     waiting: VecDeque<Flight>,
     child: Option<Child>,
+    /// Children that are dead to us, with what killed them where we did, until the system has taken them apart: only then
+    /// their jobs' allocations are left alone.
+    dying: Vec<(Child, Option<String>)>,
     /// Children that were let go and are not collected yet.
     leaving: Vec<Process>,
     next: u64,
@@ -62,8 +67,8 @@ pub(super) struct Minder {
 
 impl Minder {
     pub(super) fn new(info: Info, settings: Settings, shared: Arc<Shared>) -> Minder {
-        let (waiting, leaving) = (VecDeque::new(), Vec::new());
-        Minder { info, settings, shared, waiting, child: None, leaving, next: 1, stillborn: 0 }
+        let (waiting, dying, leaving) = (VecDeque::new(), Vec::new(), Vec::new());
+        Minder { info, settings, shared, waiting, child: None, dying, leaving, next: 1, stillborn: 0 }
     }
 
     /// Until the loader is dropped.
@@ -77,9 +82,10 @@ impl Minder {
             self.listen();
             self.cancel();
             self.check_silence();
+            self.inherit();
             self.hand_out();
             self.let_go(stop);
-            self.leaving.retain_mut(|process| !process.is_gone());
+            self.leaving.retain_mut(|process| process.ended().is_none());
         }
     }
 
@@ -87,6 +93,7 @@ impl Minder {
     fn sleep(&self) {
         let busy = !self.waiting.is_empty() || !self.leaving.is_empty();
         let timeout = match &self.child {
+            _ if !self.dying.is_empty() => Some(DYING),
             Some(child) if busy || !child.ready || !child.flights.is_empty() => Some(TICK),
             Some(child) => Some(self.settings.idle.saturating_sub(child.heard.elapsed()).max(TICK)),
             None => busy.then_some(TICK),
@@ -170,14 +177,29 @@ impl Minder {
         format!("the loader for {}", self.info.label)
     }
 
-    /// The child is dead or as good as: its jobs go to the next one, once.
+    /// The child is dead or as good as.
     fn bury(&mut self, instead: Option<String>) {
-        let Some(mut child) = self.child.take() else { return };
-        let ended = child.process.collect();
+        if let Some(mut child) = self.child.take() {
+            self.shared.pid.store(0, Ordering::Relaxed);
+            child.process.expire();
+            self.dying.push((child, instead));
+        }
+    }
+
+    /// The jobs of children that are gone by now go to the next one, once.
+    fn inherit(&mut self) {
+        for (mut child, instead) in std::mem::take(&mut self.dying) {
+            match child.process.ended() {
+                Some(ended) => self.settle(child, ended, instead),
+                None => self.dying.push((child, instead)),
+            }
+        }
+    }
+
+    fn settle(&mut self, child: Child, ended: Ended, instead: Option<String>) {
         // It left by itself because the device was lost: what it had begun has said so, the rest it never touched. That
         // holds only if something had begun, or the next child would be lost in the same way for ever.
         let orderly = ended.code == Some(EXIT_LOST) && child.finished > 0;
-        self.shared.pid.store(0, Ordering::Relaxed);
         let how = format!("{} {}", self.name(), instead.unwrap_or(ended.words));
         if !child.ready {
             self.stillborn += 1;
@@ -256,7 +278,8 @@ impl Minder {
         if self.waiting.is_empty() {
             return;
         }
-        if self.child.is_none() {
+        // A child that died before it was ready may be the last that is tried.
+        if self.child.is_none() && self.dying.iter().all(|(child, _)| child.ready) {
             match Process::start(&self.info, &self.settings) {
                 Ok(process) => {
                     self.shared.pid.store(process.pid(), Ordering::Relaxed);
@@ -324,10 +347,10 @@ impl Minder {
     /// The loader is dropped: the child dies, then every job ends.
     fn close(&mut self) {
         let failure = Failure::new(Code::Stopping, format!("{} was stopped", self.name()));
-        if let Some(mut child) = self.child.take() {
-            child.process.kill();
+        let child = self.child.take().into_iter();
+        for child in child.chain(std::mem::take(&mut self.dying).into_iter().map(|(child, _)| child)) {
             // Nobody touches the allocations any more when it is collected.
-            child.process.collect();
+            drop(child.process);
             for flight in child.flights.into_values() {
                 end(flight, Err(failure.clone()));
             }

@@ -79,41 +79,35 @@ impl Process {
     /// Tells it to end after its present work.
     pub(super) fn dismiss(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        self.expire();
+    }
+
+    /// From now on it has a few seconds to end by itself.
+    pub(super) fn expire(&mut self) {
         self.deadline = Some(Instant::now() + LEAVE);
     }
 
-    /// Whether a dismissed process is gone and collected. Kills it past its time.
-    pub(super) fn is_gone(&mut self) -> bool {
+    /// How it ended, if it did; it is collected then. Kills it past its time, and never waits: a process that waits for a
+    /// disk or a device in the kernel outlives even SIGKILL.
+    pub(super) fn ended(&mut self) -> Option<Ended> {
         if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.kill();
         }
-        !matches!(self.child.try_wait(), Ok(None))
-    }
-
-    /// Waits for the end of a process that closed its socket or was killed, and says how it ended.
-    pub(super) fn collect(&mut self) -> Ended {
-        let deadline = Instant::now() + LEAVE;
-        let mut killed = false;
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return Ended { words: words(status), code: status.code() },
-                Err(e) => return Ended { words: format!("ended, and nobody knows how: {e}"), code: None },
-                Ok(None) => {}
-            }
-            if !killed && Instant::now() > deadline {
-                self.kill();
-                killed = true;
-            }
-            std::thread::sleep(Duration::from_millis(2));
+        match self.child.try_wait() {
+            Ok(Some(status)) => Some(Ended { words: words(status), code: status.code() }),
+            Ok(None) => None,
+            Err(e) => Some(Ended { words: format!("ended, and nobody knows how: {e}"), code: None }),
         }
     }
 }
 
 impl Drop for Process {
+    /// Kills it and waits a few seconds for its end; past them it is the system's to collect when the daemon ends.
     fn drop(&mut self) {
-        if let Ok(None) = self.child.try_wait() {
+        let limit = Instant::now() + LEAVE;
+        while self.ended().is_none() && Instant::now() < limit {
             self.kill();
-            let _ = self.child.wait();
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 }

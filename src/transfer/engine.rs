@@ -12,7 +12,7 @@ use crate::loader::Loaded;
 use crate::protocol::Code;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::JoinHandle;
@@ -35,15 +35,25 @@ pub struct Request {
 /// Says how a load went, once, when nothing of it is mapped or under way.
 pub type Done = Box<dyn FnOnce(Result<Loaded>) + Send>;
 
+/// What a load has open. Gone when `done` runs: the daemon may count on the memory then.
+struct Hold {
+    file: OwnedFd,
+    allocation: OwnedFd,
+    mapping: Option<Box<dyn Mapping>>,
+}
+
 /// One load, as others watch it.
 pub struct Load {
-    request: Request,
+    /// Bytes.
+    allocation_size: u64,
+    lead: u64,
+    length: u64,
     plan: Plan,
     /// Number of the next chunk that nobody has taken.
     next: AtomicU64,
     /// Readers in the load; changed under the queue's lock only.
     readers: AtomicUsize,
-    mapping: RwLock<Option<Box<dyn Mapping>>>,
+    hold: RwLock<Option<Hold>>,
     /// The first failure; no chunk is begun after it.
     failure: OnceLock<Failure>,
     cancelled: AtomicBool,
@@ -146,11 +156,13 @@ impl Engine {
             .filter(|_| end.is_some_and(|end| end <= request.allocation_size))
             .ok_or_else(|| Failure::new(Code::BadRequest, "the range does not lie in the allocation"))?;
         let load = Arc::new(Load {
-            request,
+            allocation_size: request.allocation_size,
+            lead: request.lead,
+            length: request.length,
             plan,
             next: AtomicU64::new(0),
             readers: AtomicUsize::new(0),
-            mapping: RwLock::new(None),
+            hold: RwLock::new(Some(Hold { file: request.file, allocation: request.allocation, mapping: None })),
             failure: OnceLock::new(),
             cancelled: AtomicBool::new(false),
             loaded: AtomicU64::new(0),
@@ -244,11 +256,12 @@ impl Shared {
         if load.failure.get().is_some() {
             return Ok(());
         }
-        self.prepare(load)?;
-        let guard = load.mapping.read();
-        let Some(mapping) = guard.as_deref() else {
-            return Ok(()); // another reader could not map it, and said so
+        self.prepare(load);
+        let hold = load.hold.read();
+        let Some(Hold { file, mapping: Some(mapping), .. }) = &*hold else {
+            return Ok(()); // it could not be mapped, and whoever tried said so
         };
+        let (file, mapping) = (file.as_fd(), &**mapping);
         let mut chunks = first.into_iter().chain(std::iter::from_fn(|| load.take()));
         let mut arrived = |bytes: usize| {
             load.loaded.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -256,7 +269,6 @@ impl Shared {
         match plan::choose().route {
             Route::Buffered => match (mapping.host(), ring) {
                 (None, Some(ring)) => {
-                    let file = load.request.file.as_fd();
                     let passed = chunks.try_for_each(|chunk| ring.pass(file, chunk, mapping, &mut arrived));
                     // Others must not begin more of a failed load while this reader drains.
                     if let Err(failure) = &passed {
@@ -265,7 +277,7 @@ impl Shared {
                     passed.and(ring.drain(&mut arrived))
                 }
                 (Some(start), _) => chunks.try_for_each(|chunk| {
-                    store(load, start, mapping.size(), chunk)?;
+                    store(file, start, mapping.size(), chunk)?;
                     arrived(chunk.length);
                     Ok(())
                 }),
@@ -275,42 +287,39 @@ impl Shared {
     }
 
     /// Maps the allocation and zeroes what lies around the content; the first reader of a load does it for all.
-    fn prepare(&self, load: &Load) -> Result<()> {
-        let mut place = load.mapping.write();
-        if place.is_some() || load.failure.get().is_some() {
-            return Ok(());
-        }
-        let r = &load.request;
-        let zeroed =
-            self.importer.map(r.allocation.as_fd(), r.allocation_size, Access::ReadWrite).and_then(|mapping| {
-                let end = r.lead + r.length;
-                self.importer.zero(&*mapping, 0, r.lead)?;
-                self.importer.zero(&*mapping, end, r.allocation_size - end)?;
-                Ok(mapping)
-            });
+    fn prepare(&self, load: &Load) {
+        let mut hold = load.hold.write();
+        let Some(hold) = hold.as_mut().filter(|hold| hold.mapping.is_none() && load.failure.get().is_none()) else {
+            return;
+        };
+        let (size, end) = (load.allocation_size, load.lead + load.length);
+        let zeroed = self.importer.map(hold.allocation.as_fd(), size, Access::ReadWrite).and_then(|mapping| {
+            self.importer.zero(&*mapping, 0, load.lead)?;
+            self.importer.zero(&*mapping, end, size - end)?;
+            Ok(mapping)
+        });
         match zeroed {
-            Ok(mapping) => *place = Some(mapping),
+            Ok(mapping) => hold.mapping = Some(mapping),
             // Said before the lock goes, or the next reader would try again.
             Err(failure) => load.fail(failure),
         }
-        Ok(())
     }
 }
 
 /// Reads a chunk straight into memory that the processor can store into.
-fn store(load: &Load, start: *mut u8, size: u64, chunk: Chunk) -> Result<()> {
+fn store(file: BorrowedFd<'_>, start: *mut u8, size: u64, chunk: Chunk) -> Result<()> {
     let end = chunk.device + chunk.length as u64;
     assert!(end <= size, "a chunk lies in the allocation");
     // SAFETY: the chunk lies in the mapping, which the caller keeps borrowed while the read runs. Nobody else is given
     // this part of it.
     let target = unsafe { Target::new(start.add(chunk.device as usize), chunk.length) };
-    buffered::read(load.request.file.as_fd(), chunk.file, target)
+    buffered::read(file, chunk.file, target)
 }
 
-/// The last reader has left: unmaps, and says how it went.
+/// The last reader has left: unmaps and closes, and says how it went.
 fn finish(load: &Load) {
     let duration = load.started.get().map(Instant::elapsed).unwrap_or_default();
-    *load.mapping.write() = None;
+    *load.hold.write() = None;
     let result = match load.failure.get() {
         Some(failure) => Err(failure.clone()),
         None => Ok(Loaded { buffered: load.loaded(), duration, ..Loaded::default() }),

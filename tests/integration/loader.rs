@@ -542,6 +542,31 @@ fn an_idle_child_leaves_and_the_next_load_starts_another() {
     }
 }
 
+/// Attach and detach that leak descriptors or address space (ucx 11753).
+#[test]
+fn a_child_keeps_nothing_of_a_load() {
+    keeps_nothing(&Bench::new("host", &[], &[]));
+    with_double("a_child_keeps_nothing_of_a_load", &[], &[], || keeps_nothing(&Bench::new("cuda:0", &[], &[])));
+}
+
+fn keeps_nothing(bench: &Bench) {
+    let file = bench.file("f", &content(10_000, 1));
+    let round = || {
+        bench.load(&file, 0, 10_000, 88).answer().expect("loads");
+        // One that fails half way, too.
+        assert_eq!(bench.load(&file, 0, 20_000, 0).failure().code, Code::Changing);
+        let process = format!("/proc/{}", bench.pid());
+        let descriptors = std::fs::read_dir(format!("{process}/fd")).expect("it runs").count();
+        let mappings = std::fs::read_to_string(format!("{process}/maps")).expect("it runs").matches("memfd:").count();
+        (descriptors, mappings)
+    };
+    let first = round();
+    for _ in 0..200 {
+        round();
+    }
+    assert_eq!(round(), first, "descriptors and mappings");
+}
+
 #[test]
 fn a_child_ignores_the_terminals_interrupt() {
     let bench = Bench::new("host", &[], &[]);
