@@ -160,11 +160,10 @@ fn timespec(wanted: Option<TimeOrNow>) -> Timespec {
         Some(TimeOrNow::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
         Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
             Ok(after) => Timespec { tv_sec: after.as_secs() as i64, tv_nsec: i64::from(after.subsec_nanos()) },
+            // fuser subtracts the nanoseconds of a time before the epoch where the kernel means them to be added.
             Err(before) => {
-                let before = before.duration();
-                let borrow = i64::from(before.subsec_nanos() > 0);
-                let nanoseconds = (1_000_000_000 - i64::from(before.subsec_nanos())) % 1_000_000_000;
-                Timespec { tv_sec: -(before.as_secs() as i64) - borrow, tv_nsec: nanoseconds }
+                let (seconds, nanoseconds) = (before.duration().as_secs(), before.duration().subsec_nanos());
+                Timespec { tv_sec: -(seconds as i64), tv_nsec: i64::from(nanoseconds) }
             }
         },
     }
@@ -194,10 +193,15 @@ mod tests {
     }
 
     #[test]
-    fn times_before_the_epoch_return() {
-        for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 0), (-1, 999_999_999), (-100, 1)] {
-            let there = timespec(Some(TimeOrNow::SpecificTime(time(seconds, nanoseconds))));
-            assert_eq!((there.tv_sec, there.tv_nsec), (seconds, nanoseconds as i64));
+    fn times_before_the_epoch_are_what_the_kernel_said() {
+        for (seconds, nanoseconds) in [(-1i64, 0), (-1, 999_999_999), (-100, 1)] {
+            let as_fuser_says = UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanoseconds);
+            let there = timespec(Some(TimeOrNow::SpecificTime(as_fuser_says)));
+            assert_eq!((there.tv_sec, there.tv_nsec), (seconds, i64::from(nanoseconds)));
+            let given = time(seconds, u64::from(nanoseconds));
+            assert_eq!(UNIX_EPOCH.duration_since(given).expect("before"), {
+                Duration::from_secs(seconds.unsigned_abs()) - Duration::from_nanos(u64::from(nanoseconds))
+            });
         }
     }
 }

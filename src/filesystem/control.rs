@@ -29,7 +29,7 @@ use std::time::{Duration, SystemTime};
 pub(crate) const NAME: &str = ".warpfs";
 
 /// Node id of the directory; its files follow.
-const DIRECTORY: u64 = virtual_node(1);
+pub(crate) const DIRECTORY: u64 = virtual_node(1);
 
 /// The files of `.warpfs`, in the order of their node ids.
 const FILES: [(&str, u16); 5] =

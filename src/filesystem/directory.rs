@@ -91,7 +91,10 @@ impl FileSystem {
     /// The entry, and whether its lookup was counted.
     fn entry_of(&self, directory: &DirectoryHandle, listed: &Listed) -> Result<(Entry, bool)> {
         let DirectoryHandle::Real { inode, .. } = directory else {
-            return Err(rustix::io::Errno::NOENT);
+            let known = if is_virtual(listed.number) { listed.number } else { control::DIRECTORY };
+            let mut attributes = self.control.attributes(known)?;
+            attributes.attr.ino = INodeNo(listed.number);
+            return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         };
         if listed.name == "." || listed.name == ".." {
             let stat = rustix::fs::fstat(&**inode)?;
