@@ -80,7 +80,7 @@ impl FileSystem {
         let device = self.cache.devices().first().map(|d| d.label.as_str());
         let status = serde_json::json!({
             "state": standing.state.word(),
-            "bytes": standing.size,
+            "size": standing.size,
             "loaded": standing.loaded,
             "generation": standing.generation,
             "holders": standing.holders,

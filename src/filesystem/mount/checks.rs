@@ -66,7 +66,7 @@ pub(super) fn mountpoint(options: &MountOptions) -> Result<()> {
             Code::BadRequest,
             format!(
                 "the mount point {} is not empty, and its files would be hidden: choose an empty directory, or say \
-                 `-o nonempty`",
+                 `--nonempty`",
                 point.display()
             ),
         ));
