@@ -162,7 +162,7 @@ fn the_control_directory_is_there_but_never_listed() {
         assert!(inside.contains(&name.to_string()), "{name} in {inside:?}");
     }
     let config = std::fs::read_to_string(mounted.mountpoint.join(".warpfs/config")).expect("read");
-    let config: toml::Value = config.parse().expect("TOML");
+    let config: toml::Table = toml::from_str(&config).expect("TOML");
     assert_eq!(config["source"].as_str(), mounted.source.to_str());
     assert!(std::fs::remove_dir(mounted.mountpoint.join(".warpfs")).is_err());
     assert!(std::fs::create_dir(mounted.mountpoint.join(".warpfs")).is_err());
