@@ -11,6 +11,7 @@ mod fuse;
 mod handle;
 mod inode;
 mod ioctl;
+mod location;
 mod mount;
 mod names;
 mod origin;
@@ -19,6 +20,7 @@ mod xattr;
 pub use mount::{Facts, Mounted, Unmounter, mount};
 
 use crate::cache::Cache;
+use crate::failure::Failure;
 use crate::source::OpenFile;
 use control::Control;
 use error::Result;
@@ -54,7 +56,8 @@ impl FileSystem {
 
     /// The name by which people know the file: its path in the mount, or the source's own words for it.
     pub(crate) fn name_of(&self, inode: &Inode) -> PathBuf {
-        let Ok(path) = std::fs::read_link(proc_path(inode)) else {
+        let reached = inode.reach();
+        let Some(path) = reached.ok().and_then(|fd| std::fs::read_link(proc_path(&fd)).ok()) else {
             return PathBuf::from(format!("inode {}", inode.node));
         };
         match path.strip_prefix(&self.source) {
@@ -65,7 +68,9 @@ impl FileSystem {
 
     /// The inode's file, opened for reading with the caller's own rights.
     pub(crate) fn readable(&self, inode: &Inode, origin: &Origin) -> crate::failure::Result<OpenFile> {
-        OpenFile::reopen(inode.as_fd(), &self.name_of(inode), &origin.identity())
+        let name = self.name_of(inode);
+        let reached = inode.reach().map_err(|e| Failure::system(name.display(), e))?;
+        OpenFile::reopen(reached.as_fd(), &name, &origin.identity())
     }
 
     /// Whether this mount reads and writes file data in the kernel.
@@ -75,8 +80,8 @@ impl FileSystem {
 }
 
 /// The path that reaches what an O_PATH descriptor names, for the calls that take no descriptor. It leads to a symbolic
-/// link itself and not to its target.
-pub(crate) fn proc_path(descriptor: impl AsFd) -> String {
+/// link itself and not to its target. Good for as long as the descriptor is open.
+pub(crate) fn proc_path(descriptor: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd())
 }
 

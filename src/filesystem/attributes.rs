@@ -10,7 +10,6 @@ use super::{FileSystem, proc_path};
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
-use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long the kernel may keep names and attributes. A change behind the mount is seen after this time at the latest;
@@ -58,7 +57,7 @@ impl FileSystem {
             if unsettled { Duration::ZERO } else { KEEP }
         };
         // After the look at the writers: one that comes now finds the kernel's copy already on its way.
-        let stat = rustix::fs::fstat(inode)?;
+        let stat = rustix::fs::fstat(inode.reach()?)?;
         Ok(Attributes { attr: attr_of(&stat, inode), keep })
     }
 
@@ -76,15 +75,15 @@ impl FileSystem {
         if change.uid.is_some() || change.gid.is_some() {
             let uid = change.uid.map(rustix::fs::Uid::from_raw);
             let gid = change.gid.map(rustix::fs::Gid::from_raw);
-            rustix::fs::chownat(&*inode, "", uid, gid, AtFlags::EMPTY_PATH)?;
+            rustix::fs::chownat(inode.reach()?, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = change.mode {
             // After chown, which clears the bits that the caller may want set.
-            rustix::fs::chmod(proc_path(&*inode), Mode::from_raw_mode(mode & 0o7777))?;
+            rustix::fs::chmod(proc_path(&inode.reach()?), Mode::from_raw_mode(mode & 0o7777))?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
-            rustix::fs::utimensat(CWD, proc_path(&*inode), &times, AtFlags::empty())?;
+            rustix::fs::utimensat(CWD, proc_path(&inode.reach()?), &times, AtFlags::empty())?;
         }
         self.attributes_of(&inode)
     }
@@ -96,11 +95,12 @@ impl FileSystem {
             Ok(Handle::File(file)) if writes(file.flags) => Some(file),
             _ => None,
         });
+        let reached = inode.reach()?; // as the daemon, which may open by handle
         let done = origin.identity().with(|| match open {
             Some(open) => rustix::fs::ftruncate(&open.file, size),
             None => {
                 let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                let file = rustix::fs::open(proc_path(inode), flags, Mode::empty())?;
+                let file = rustix::fs::open(proc_path(&reached), flags, Mode::empty())?;
                 rustix::fs::ftruncate(file, size)
             }
         });
@@ -110,7 +110,7 @@ impl FileSystem {
 
     pub(crate) fn statfs(&self, node: u64) -> Result<StatVfs> {
         let inode = if is_virtual(node) { self.inodes.root() } else { self.inodes.get(node)? };
-        rustix::fs::fstatvfs(inode.as_fd())
+        rustix::fs::fstatvfs(inode.reach()?)
     }
 }
 

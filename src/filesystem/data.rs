@@ -71,15 +71,17 @@ impl FileSystem {
             self.cache.changed(inode.id);
         }
         let wanted = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let reopen = || rustix::fs::open(proc_path(&*inode), wanted, Mode::empty());
+        let reached = inode.reach()?;
+        let reopen = || rustix::fs::open(proc_path(&reached), wanted, Mode::empty());
         let file = if truncates { origin.identity().with(reopen) } else { reopen() };
         let file = match file {
             // O_NOATIME is the owner's to use, which a daemon that is not root may not be.
             Err(Errno::PERM) if wanted.contains(OFlags::NOATIME) => {
-                rustix::fs::open(proc_path(&*inode), wanted - OFlags::NOATIME, Mode::empty())?
+                rustix::fs::open(proc_path(&inode.reach()?), wanted - OFlags::NOATIME, Mode::empty())?
             }
             other => other?,
         };
+        drop(reached);
         Ok(self.opened(inode, file, flags, register))
     }
 
@@ -101,7 +103,8 @@ impl FileSystem {
             | OFlags::NOCTTY
             | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
-        let file = self.make(origin, made, || rustix::fs::openat(&*parent, name, wanted, mode))?;
+        let at = parent.reach()?;
+        let file = self.make(origin, made, || rustix::fs::openat(&at, name, wanted, mode))?;
         let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let mut entry = self.entry(path)?;
         let inode = self.inodes.get(entry.node)?;
@@ -159,7 +162,7 @@ impl FileSystem {
             return OpenMode::Cached;
         }
         // The kernel writes with the credentials of this moment: with CAP_FSETID set-user-id bits would survive.
-        match without_fsetid(|| register(inode.as_fd())) {
+        match without_fsetid(|| register(inode.reach()?.as_fd())) {
             Ok(backing) => OpenMode::Passthrough(Arc::new(backing)),
             Err(e) => {
                 *refused = true;

@@ -53,7 +53,7 @@ impl FileSystem {
         }
         let inode = self.inodes.get(node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let file = rustix::fs::open(proc_path(&*inode), flags, Mode::empty())?;
+        let file = rustix::fs::open(proc_path(&inode.reach()?), flags, Mode::empty())?;
         let directory = DirectoryHandle::Real { inode, file, ahead: Mutex::default() };
         Ok(self.handles.insert(Handle::Directory(Arc::new(directory))))
     }
@@ -97,7 +97,7 @@ impl FileSystem {
             return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         };
         if listed.name == "." || listed.name == ".." {
-            let stat = rustix::fs::fstat(&**inode)?;
+            let stat = rustix::fs::fstat(inode.reach()?)?;
             let mut attr = attr_of(&stat, inode);
             attr.ino = INodeNo(listed.number);
             let attributes = super::attributes::Attributes { attr, keep: std::time::Duration::ZERO };

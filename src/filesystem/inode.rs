@@ -4,13 +4,14 @@
 //! made instead. No system call is made under the table's lock.
 
 use super::error::Result;
+use super::location::{Handle, Location, Reached};
 use crate::source::FileId;
 use fuser::BackingId;
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{FileType, Stat};
+use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -40,8 +41,7 @@ pub(crate) struct Inode {
     pub(crate) generation: u64,
     pub(crate) id: FileId,
     pub(crate) kind: FileType,
-    /// O_PATH.
-    descriptor: OwnedFd,
+    location: Location,
     /// Lookups that the kernel has not yet forgotten. Changed under the table's write lock only; 0 means "not in the
     /// table any more".
     lookups: AtomicU64,
@@ -70,15 +70,21 @@ pub(crate) enum Mode {
     Passthrough(Arc<BackingId>),
 }
 
-impl AsFd for Inode {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+impl Inode {
+    /// An O_PATH descriptor for as long as the result lives.
+    pub(crate) fn reach(&self) -> Result<Reached<'_>> {
+        self.location.reach()
     }
 }
 
 /// All inodes that the kernel knows.
 pub(crate) struct Inodes {
     table: RwLock<Table>,
+    /// With more inodes than this, new ones are reached by file handles.
+    descriptors: usize,
+    /// The source's file system, to open its handles with; `None` where that is not possible.
+    mount: Option<Arc<OwnedFd>>,
+    device: u64,
 }
 
 struct Table {
@@ -91,14 +97,21 @@ struct Table {
 
 impl Inodes {
     /// `root` is the source's directory, O_PATH.
-    pub(crate) fn new(root: OwnedFd, stat: &Stat) -> Inodes {
+    /// Of `descriptors` at most each belongs to an inode.
+    pub(crate) fn new(root: OwnedFd, stat: &Stat, descriptors: usize) -> Inodes {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mount = rustix::fs::open(super::proc_path(&root), flags, rustix::fs::Mode::empty()).ok();
+        // Opening by handle needs CAP_DAC_READ_SEARCH and a file system that can: tried once, here.
+        let mount = mount.map(Arc::new).filter(|mount| {
+            Handle::of(&root).is_some_and(|h| Location::Handle(Box::new(h), mount.clone()).reach().is_ok())
+        });
         let id = FileId { device: stat.st_dev, inode: stat.st_ino };
         let inode = Inode {
             node: ROOT,
             generation: 0,
             id,
             kind: FileType::Directory,
-            descriptor: root,
+            location: Location::Descriptor(root),
             lookups: AtomicU64::new(1),
             opens: Mutex::default(),
         };
@@ -109,6 +122,9 @@ impl Inodes {
                 numbering: Numbering::new(stat.st_dev),
                 generation: 0,
             }),
+            descriptors,
+            mount,
+            device: stat.st_dev,
         }
     }
 
@@ -128,9 +144,17 @@ impl Inodes {
     /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `stat`. The caller replies after.
     pub(crate) fn looked_up(&self, descriptor: OwnedFd, stat: &Stat) -> Arc<Inode> {
         let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let many = self.mount.as_ref().filter(|_| id.device == self.device && self.len() >= self.descriptors);
+        let handle = many.and_then(|mount| Some((Box::new(Handle::of(&descriptor)?), mount.clone())));
+        // By its handle a file that has only inherited the number of a known one is told apart.
+        let same = |known: &Inode| match (&known.location, &handle) {
+            (Location::Handle(old, _), Some((new, _))) => old == new,
+            (Location::Handle(old, _), None) => Handle::of(&descriptor).is_some_and(|new| **old == new),
+            (Location::Descriptor(_), _) => true, // kept from reuse
+        };
         let mut table = self.table.write();
         let table = &mut *table;
-        if let Some(known) = table.by_id.get(&id).and_then(|node| table.by_node.get(node)) {
+        if let Some(known) = table.by_id.get(&id).and_then(|node| table.by_node.get(node)).filter(|k| same(k)) {
             known.lookups.fetch_add(1, Ordering::Relaxed);
             return known.clone(); // `descriptor` is closed after the lock is released
         }
@@ -141,7 +165,10 @@ impl Inodes {
             generation: table.generation,
             id,
             kind: FileType::from_raw_mode(stat.st_mode),
-            descriptor,
+            location: match handle {
+                Some((handle, mount)) => Location::Handle(handle, mount),
+                None => Location::Descriptor(descriptor),
+            },
             lookups: AtomicU64::new(1),
             opens: Mutex::default(),
         });
@@ -172,7 +199,9 @@ impl Table {
             return None;
         }
         let inode = self.by_node.remove(&node)?;
-        self.by_id.remove(&inode.id);
+        if self.by_id.get(&inode.id) == Some(&node) {
+            self.by_id.remove(&inode.id);
+        }
         Some(inode)
     }
 }
@@ -250,7 +279,7 @@ mod tests {
             (fd, stat)
         };
         let (root, stat) = open(dir.path());
-        let inodes = Inodes::new(root, &stat);
+        let inodes = Inodes::new(root, &stat, 10);
         let path = dir.path().join("f");
         std::fs::write(&path, b"x").expect("written");
         let look = || {

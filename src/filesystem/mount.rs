@@ -143,7 +143,7 @@ fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: 
     let for_queue = rustix::io::fcntl_dupfd_cloexec(&root, 0).map_err(failed)?;
     let queue = Queue::start(for_queue, &options.mountpoint, cache.clone())?;
     Ok(Arc::new(FileSystem {
-        inodes: Inodes::new(root, &stat),
+        inodes: Inodes::new(root, &stat, descriptors_for_inodes()),
         handles: Handles::new(),
         cache,
         control: Control::new(facts, &options.mountpoint, queue),
@@ -205,6 +205,12 @@ fn raise_descriptor_limit() {
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {
         tracing::warn!("cannot raise the limit of open files from {:?} to {most:?}: {e}", own.current);
     }
+}
+
+/// Half of the descriptors that this process may have; the other half is for open files and everything else.
+fn descriptors_for_inodes() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
+    usize::try_from(limit / 2).unwrap_or(usize::MAX)
 }
 
 /// Asks the kernel for what this file system can do. Never the writeback cache: the kernel would hold bytes that the

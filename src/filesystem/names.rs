@@ -37,7 +37,7 @@ impl FileSystem {
     /// Finds `name` in the source's directory and counts the lookup.
     pub(crate) fn find(&self, parent: &Inode, name: &OsStr) -> Result<Entry> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.entry(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+        self.entry(rustix::fs::openat(parent.reach()?, name, flags, Mode::empty())?)
     }
 
     /// The entry of what an O_PATH descriptor names; its lookup is counted.
@@ -55,28 +55,31 @@ impl FileSystem {
 
     pub(crate) fn readlink(&self, node: u64) -> Result<Vec<u8>> {
         let inode = self.real(node)?;
-        Ok(rustix::fs::readlinkat(&*inode, "", Vec::with_capacity(256))?.into_bytes())
+        Ok(rustix::fs::readlinkat(inode.reach()?, "", Vec::with_capacity(256))?.into_bytes())
     }
 
     pub(crate) fn mknod(&self, origin: Origin, parent: u64, name: &OsStr, made: Made, device: u32) -> Result<Entry> {
         let parent = self.changeable(parent, name)?;
         let (kind, mode) = (FileType::from_raw_mode(made.mode), Mode::from_raw_mode(made.mode & 0o7777));
+        let at = parent.reach()?;
         // A mode without a type is a regular file, as for mknod(2).
         let kind = if made.mode & libc::S_IFMT == 0 { FileType::RegularFile } else { kind };
-        self.make(origin, made, || rustix::fs::mknodat(&*parent, name, kind, mode, decode_device(device)))?;
+        self.make(origin, made, || rustix::fs::mknodat(&at, name, kind, mode, decode_device(device)))?;
         self.find(&parent, name)
     }
 
     pub(crate) fn mkdir(&self, origin: Origin, parent: u64, name: &OsStr, made: Made) -> Result<Entry> {
         let parent = self.changeable(parent, name)?;
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
-        self.make(origin, made, || rustix::fs::mkdirat(&*parent, name, mode))?;
+        let at = parent.reach()?;
+        self.make(origin, made, || rustix::fs::mkdirat(&at, name, mode))?;
         self.find(&parent, name)
     }
 
     pub(crate) fn symlink(&self, origin: Origin, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
         let parent = self.changeable(parent, name)?;
-        origin.identity().with(|| rustix::fs::symlinkat(target, &*parent, name))?;
+        let at = parent.reach()?; // as the daemon, which may open by handle
+        origin.identity().with(|| rustix::fs::symlinkat(target, &at, name))?;
         self.find(&parent, name)
     }
 
@@ -89,24 +92,24 @@ impl FileSystem {
     pub(crate) fn link(&self, node: u64, parent: u64, name: &OsStr) -> Result<Entry> {
         let parent = self.changeable(parent, name)?;
         let inode = self.real(node)?;
-        rustix::fs::linkat(CWD, proc_path(&*inode), &*parent, name, AtFlags::SYMLINK_FOLLOW)?;
+        rustix::fs::linkat(CWD, proc_path(&inode.reach()?), parent.reach()?, name, AtFlags::SYMLINK_FOLLOW)?;
         self.find(&parent, name)
     }
 
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
         let parent = self.changeable(parent, name)?;
-        rustix::fs::unlinkat(&*parent, name, AtFlags::empty())
+        rustix::fs::unlinkat(parent.reach()?, name, AtFlags::empty())
     }
 
     pub(crate) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
         let parent = self.changeable(parent, name)?;
-        rustix::fs::unlinkat(&*parent, name, AtFlags::REMOVEDIR)
+        rustix::fs::unlinkat(parent.reach()?, name, AtFlags::REMOVEDIR)
     }
 
     pub(crate) fn rename(&self, from: u64, name: &OsStr, to: u64, new_name: &OsStr, flags: u32) -> Result<()> {
         let from = self.changeable(from, name)?;
         let to = self.changeable(to, new_name)?;
-        rustix::fs::renameat_with(&*from, name, &*to, new_name, RenameFlags::from_bits_retain(flags))
+        rustix::fs::renameat_with(from.reach()?, name, to.reach()?, new_name, RenameFlags::from_bits_retain(flags))
     }
 
     /// An inode of the source; the virtual ones have no name or data there.

@@ -24,7 +24,9 @@ impl FileSystem {
         if is_virtual(node) {
             return Err(Errno::NODATA);
         }
-        let path = proc_path(&*self.inodes.get(node)?);
+        let inode = self.inodes.get(node)?;
+        let reached = inode.reach()?;
+        let path = proc_path(&reached);
         // One attempt is enough for nearly every value; XATTR_SIZE_MAX is enough for all.
         for size in [1024, 65536] {
             let mut value = vec![0; size];
@@ -44,7 +46,7 @@ impl FileSystem {
         let inode = self.real(node)?;
         self.writable()?;
         let flags = XattrFlags::from_bits_retain(flags as u32);
-        rustix::fs::setxattr(proc_path(&*inode), name, value, flags)
+        rustix::fs::setxattr(proc_path(&inode.reach()?), name, value, flags)
     }
 
     pub(crate) fn removexattr(&self, node: u64, name: &OsStr) -> Result<()> {
@@ -53,7 +55,7 @@ impl FileSystem {
         }
         let inode = self.real(node)?;
         self.writable()?;
-        rustix::fs::removexattr(proc_path(&*inode), name)
+        rustix::fs::removexattr(proc_path(&inode.reach()?), name)
     }
 
     /// NUL-terminated names. `trusted.*` is shown to root only, as natively.
@@ -61,7 +63,9 @@ impl FileSystem {
         if is_virtual(node) {
             return Ok(Vec::new());
         }
-        let path = proc_path(&*self.inodes.get(node)?);
+        let inode = self.inodes.get(node)?;
+        let reached = inode.reach()?;
+        let path = proc_path(&reached);
         let mut names = vec![0; 65536]; // XATTR_LIST_MAX
         let length = rustix::fs::listxattr(&path, names.as_mut_slice())?;
         names.truncate(length);
