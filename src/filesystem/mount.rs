@@ -16,10 +16,9 @@ use crate::protocol::Code;
 use fuser::{Config, InitFlags, KernelConfig, MountOption, Session, SessionACL, SessionUnmounter};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
-use rustix::mount::UnmountFlags;
 use rustix::thread::CapabilitySet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -119,21 +118,7 @@ impl Unmounter {
             return Ok(());
         };
         tracing::info!("{} is in use ({busy}): detached", self.mountpoint.display());
-        detach(&self.mountpoint)
-    }
-}
-
-/// Takes whatever is mounted at `mountpoint` out of sight.
-fn detach(mountpoint: &Path) -> Result<()> {
-    let failed = match rustix::mount::unmount(mountpoint, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        Ok(()) => return Ok(()),
-        Err(e) => e,
-    };
-    // An ordinary user's mounts are taken away by the helper that made them.
-    let helper = std::process::Command::new("fusermount3").args(["-u", "-q", "-z", "--"]).arg(mountpoint).output();
-    match helper {
-        Ok(output) if output.status.success() => Ok(()),
-        _ => Err(Failure::system(format!("cannot unmount {}", mountpoint.display()), failed)),
+        crate::mounts::detach(&self.mountpoint)
     }
 }
 

@@ -1,12 +1,12 @@
 //! What is checked before a mount, and the sentence for each way in which it can fail. It changes nothing but one thing:
 //! what a dead daemon left at the mount point is taken away. Called by `mount` only.
 
-use super::{Code, Failure, MountOptions, Result, detach, has};
+use super::{Code, Failure, MountOptions, Result, has};
 use crate::filesystem::control::NAME;
+use crate::mounts;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub(super) fn source(source: &Path) -> Result<()> {
     }
     match rustix::fs::lstat(source.join(NAME)) {
         Err(Errno::NOENT) => Ok(()),
-        _ if mount_type(source).as_deref() == Some("fuse.warpfs") => Err(Failure::new(
+        _ if is_warpfs(source) => Err(Failure::new(
             Code::BadRequest,
             format!("{} is a warpfs mount itself: mount its source", source.display()),
         )),
@@ -37,22 +37,19 @@ pub(super) fn source(source: &Path) -> Result<()> {
 /// The mount point is a directory on which the mount harms nobody.
 pub(super) fn mountpoint(options: &MountOptions) -> Result<()> {
     let point = &options.mountpoint;
-    let meta = match std::fs::metadata(point) {
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {
-            tracing::warn!("{}: a dead mount was left here; it is taken away", point.display());
-            detach(point)?;
-            std::fs::metadata(point)
-        }
-        other => other,
-    };
-    let meta = meta.map_err(|e| Failure::system(format!("cannot use the mount point {}", point.display()), e))?;
+    if mounts::is_dead(point) {
+        tracing::warn!("{}: a dead mount was left here; it is taken away", point.display());
+        mounts::detach(point)?;
+    }
+    let meta = std::fs::metadata(point)
+        .map_err(|e| Failure::system(format!("cannot use the mount point {}", point.display()), e))?;
     if !meta.is_dir() {
         return Err(not_a_directory("the mount point", point));
     }
     if options.nonempty {
         return inside(options);
     }
-    if mount_type(point).as_deref() == Some("fuse.warpfs") {
+    if is_warpfs(point) {
         return Err(Failure::new(
             Code::BadRequest,
             format!("{0} is a warpfs mount already: `warpfs umount {0}` first", point.display()),
@@ -150,52 +147,7 @@ fn not_a_directory(what: &str, path: &Path) -> Failure {
     Failure { errno: libc::ENOTDIR, ..Failure::new(Code::NotRegular, message) }
 }
 
-/// Type of the file system that is mounted exactly at `path`, without asking it.
-fn mount_type(path: &Path) -> Option<String> {
-    let path = std::fs::canonicalize(path).ok()?;
-    type_in(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, &path)
-}
-
-fn type_in(mountinfo: &str, path: &Path) -> Option<String> {
-    let mut found = None;
-    for line in mountinfo.lines() {
-        let (mount, kind) = line.split_once(" - ")?;
-        if mount.split(' ').nth(4).is_some_and(|point| unescaped(point) == path) {
-            found = kind.split(' ').next().map(str::to_string); // the last one lies on top
-        }
-    }
-    found
-}
-
-/// The kernel writes blanks and backslashes as octal numbers.
-fn unescaped(text: &str) -> PathBuf {
-    let bytes = text.as_bytes();
-    let mut plain = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let octal = bytes.get(at + 1..at + 4).and_then(|d| std::str::from_utf8(d).ok());
-        match octal.filter(|_| bytes[at] == b'\\').and_then(|d| u8::from_str_radix(d, 8).ok()) {
-            Some(byte) => {
-                plain.push(byte);
-                at += 4;
-            }
-            None => {
-                plain.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(plain))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_topmost_mount_counts_and_blanks_are_understood() {
-        let table = "30 1 0:26 / /a\\040b rw - ext4 /dev/sda rw\n31 1 0:27 / /a\\040b rw - fuse.warpfs /x rw\n";
-        assert_eq!(type_in(table, Path::new("/a b")).as_deref(), Some("fuse.warpfs"));
-        assert_eq!(type_in(table, Path::new("/a")), None);
-    }
+/// Whether a mount of ours lies on top of `path`.
+fn is_warpfs(path: &Path) -> bool {
+    mounts::at(path).is_some_and(|mount| mount.kind == mounts::KIND)
 }
