@@ -10,13 +10,14 @@ DESTDIR ?=
 CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help demo test check install clean build dependencies check-dependencies demo-dependencies
+.PHONY: help demo test check bench install clean build dependencies check-dependencies demo-dependencies
 
 help:
 	@echo 'make demo     mount a real directory, have a file of it in device memory, prove it byte for byte'
 	@echo '              DIR=/some/data takes your own directory, DEVICE=cuda:0 a GPU'
 	@echo 'make test     build and run every test; DEVICE=cuda:0 runs them on a GPU'
 	@echo 'make check    format, lints, documentation, dependencies, header: what every commit must pass'
+	@echo 'make bench    how fast device memory is filled from the page cache; DEVICE=cuda:0 on a GPU'
 	@echo 'make build    the release build'
 	@echo 'make install  install it under PREFIX=$(PREFIX) (DESTDIR is put before it)'
 	@echo 'make clean    remove what was built'
@@ -54,6 +55,9 @@ check: check-dependencies
 	    echo 'check: cargo-deny is not installed: licenses and advisories of dependencies not checked'; \
 	fi
 	@echo 'check: passed'
+
+bench: dependencies
+	DEVICE='$(or $(DEVICE),host)' $(CARGO) bench --locked --bench transfer
 
 # Under sudo it builds nothing, so that root leaves no files in the build directory: run `make build` before it.
 install:

@@ -9,6 +9,8 @@ mod harness;
 mod bad_input;
 #[path = "integration/channel.rs"]
 mod channel;
+#[path = "integration/fake_gpu.rs"]
+mod fake_gpu;
 #[path = "integration/gpu.rs"]
 mod gpu;
 #[path = "integration/header.rs"]
@@ -21,5 +23,7 @@ mod loader;
 mod materialize;
 #[path = "integration/mount.rs"]
 mod mount;
+#[path = "integration/readme.rs"]
+mod readme;
 #[path = "integration/triggers.rs"]
 mod triggers;

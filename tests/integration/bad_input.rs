@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn refused(mounted: Mounted, options: &[&str]) -> Output {
-    mounted.mount(options, &[]).err().expect("refused")
+    mounted.mount(options, &[]).expect_err("refused")
 }
 
 #[test]

@@ -121,6 +121,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// A directory and its mount, which goes with it.
+#[derive(Debug)]
 pub struct Mounted {
     _folder: tempfile::TempDir,
     pub source: PathBuf,
@@ -318,4 +319,16 @@ pub fn sparse(path: &Path, length: u64) {
     for offset in (0..length).step_by(1 << 16) {
         file.write_all_at(&[(offset >> 16) as u8], offset).expect("written");
     }
+}
+
+/// Compiles the test double of the CUDA driver (with more compiler `flags`) into `folder`, as the library that programs
+/// find which have `folder` as their LD_LIBRARY_PATH.
+pub fn fake_driver(folder: &Path, flags: &[&str]) {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    run(Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+        .arg(folder.join("libcuda.so.1"))
+        .arg(tree().join("tests/fake-libcuda/fake_cuda.c"))
+        .args(flags))
+    .ok();
 }

@@ -186,3 +186,43 @@ fn twenty_mounts_come_and_go_without_a_trace() {
         eventually("all gone", || !is_alive(daemon) && loaders.iter().all(|loader| !is_alive(*loader)));
     }
 }
+
+#[test]
+fn an_ordinary_user_mounts_and_is_served() {
+    if !rustix::process::geteuid().is_root() {
+        return; // then every other test shows this
+    }
+    let helper = std::process::Command::new("sh").args(["-c", "command -v fusermount3"]).output();
+    if !helper.is_ok_and(|output| output.status.success()) {
+        assert!(!on_host(), "fusermount3 is missing: mount-scripts/install-dependencies.sh installs it");
+        return;
+    }
+    let folder = tempfile::Builder::new().prefix("warpfs, user-").tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    for name in ["source, 1", "mount, 1", "run"] {
+        std::fs::create_dir(at(name)).expect("created");
+        std::os::unix::fs::chown(at(name), Some(65534), Some(65534)).expect("theirs");
+    }
+    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).expect("theirs");
+    std::fs::write(at("source, 1/f"), noise(5, 1 << 20)).expect("written");
+    std::fs::copy(warpfs_binary(), at("warpfs")).expect("copied");
+    // A mount namespace in which everybody may open /dev/fuse, as on a workstation.
+    let script = r#"
+        mknod -m 666 "$1/fuse" c 10 229 && mount --bind "$1/fuse" /dev/fuse || exit 9
+        exec setpriv --reuid=65534 --regid=65534 --clear-groups env XDG_RUNTIME_DIR="$1/run" sh -ec '
+            cd "$1"
+            trap "fusermount3 -uz \"mount, 1\" 2>/dev/null || true" EXIT
+            timeout 20 ./warpfs mount --device host "source, 1" "mount, 1"
+            grep -q "fuse.warpfs" /proc/self/mounts
+            timeout 20 ./warpfs preload "mount, 1/f"
+            timeout 20 ./warpfs verify "mount, 1/f"
+            timeout 20 ./warpfs read "mount, 1/f" | cmp - "source, 1/f"
+            echo new > "mount, 1/new"
+            test "$(stat -c %u:%g "source, 1/new")" = 65534:65534
+            cat "mount, 1/.warpfs/socket" | grep -q "^$1/run/warpfs/"
+            timeout 20 ./warpfs umount "mount, 1"
+            ! grep -q "fuse.warpfs.*user_id=65534" /proc/self/mounts
+            test -z "$(ls run/warpfs)"
+        ' sh "$1""#;
+    run(std::process::Command::new("unshare").args(["--mount", "sh", "-c", script, "sh"]).arg(folder.path())).ok();
+}

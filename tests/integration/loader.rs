@@ -29,16 +29,7 @@ fn with_double(name: &str, flags: &[&str], environment: &[(&str, &str)], body: f
         return body();
     }
     let dir = tempfile::tempdir().expect("a directory");
-    let library = dir.path().join("libcuda.so.1");
-    let source = std::env::var_os("WARPFS_FAKE_CUDA")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-libcuda/fake_cuda.c"), PathBuf::from);
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
-        .args([&library, &source])
-        .args(flags)
-        .status()
-        .expect("these tests need a C compiler called cc");
-    assert!(built.success(), "the double of the CUDA driver does not compile");
+    crate::harness::fake_driver(dir.path(), flags);
     let output = dir.path().join("output");
     let file = std::fs::File::create(&output).expect("a file");
     let mut command = Command::new(std::env::current_exe().expect("this program"));
@@ -65,10 +56,6 @@ fn with_double(name: &str, flags: &[&str], environment: &[(&str, &str)], body: f
 }
 
 // ---------------------------------------------------------------------------------------------------------------- a bench
-
-fn program() -> PathBuf {
-    std::env::var_os("WARPFS_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_warpfs")), PathBuf::from)
-}
 
 /// A device and a loader for it.
 struct Bench {
@@ -105,7 +92,7 @@ impl Bench {
     fn with(device: &str, words: &[&str], environment: &[(&str, &str)], change: fn(&mut Settings)) -> Bench {
         let memory = Arc::clone(&device::select(device).expect(device).memories[0]);
         let mut settings = Settings {
-            program: program(),
+            program: crate::harness::warpfs_binary(),
             arguments: words.iter().map(ToString::to_string).collect(),
             environment: environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
             ..Settings::default()
