@@ -1,6 +1,6 @@
 //! The mount: names, attributes and data of the source as they are, and the triggers by which a program asks for a file
 //! in device memory (ioctl, `user.warpfs.*`, `.warpfs`). It never waits for a load: what takes long is answered from
-//! another thread. The daemon calls [`mount`] and serves what it returns; everything else here is called by `fuse`.
+//! another thread. The daemon calls [`mount()`] and serves what it returns; everything else here is called by `fuse`.
 
 mod attributes;
 mod control;

@@ -10,6 +10,15 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Overrides the place of the socket, for the daemon and for clients.
+pub const VARIABLE: &str = "WARPFS_SOCKET";
+
+/// The path that WARPFS_SOCKET asks for.
+pub fn overridden() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
 
 /// Descriptors that one frame may carry.
 pub const DESCRIPTORS: usize = 4;

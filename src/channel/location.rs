@@ -3,25 +3,18 @@
 
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
+use crate::socket::{self, VARIABLE};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Overrides the place of the socket, for the daemon and for clients.
-pub const VARIABLE: &str = "WARPFS_SOCKET";
-
 /// Bytes of a socket's path at most (`sockaddr_un`, with its NUL).
 const PATH_LIMIT: usize = 107;
-
-/// The path that WARPFS_SOCKET asks for.
-pub fn overridden() -> Option<PathBuf> {
-    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
-}
 
 /// The path for the daemon that serves `mountpoint`. Its folder exists afterwards, and sockets of dead daemons in it are
 /// gone. `open`: other users may connect.
 pub fn choose(mountpoint: &Path, open: bool) -> Result<PathBuf> {
-    if let Some(path) = overridden() {
+    if let Some(path) = socket::overridden() {
         return checked(path);
     }
     let uid = rustix::process::geteuid().as_raw();

@@ -31,8 +31,10 @@ impl Server {
         let shown = path.display();
         if path.exists() {
             if !location::is_stale(&path) {
-                let message =
-                    format!("{shown}: something listens there already; set {} to another path", location::VARIABLE);
+                let message = format!(
+                    "{shown}: something listens there already; set {} to another path",
+                    crate::socket::VARIABLE
+                );
                 return Err(Failure { errno: libc::EADDRINUSE, ..Failure::new(Code::BadRequest, message) });
             }
             let _ = std::fs::remove_file(&path);

@@ -15,7 +15,7 @@ pub(super) struct Args {
     source: PathBuf,
     /// An empty directory to mount it on
     mountpoint: PathBuf,
-    /// Where copies go: auto, host, cuda:N[,cuda:M], cuda:all, or a GPU's UUID; the first is the default for requests
+    /// Where copies go: auto, host, cuda:N or several with commas, cuda:all, or a GPU's UUID; requests take the first
     #[arg(long, default_value = "auto", help_heading = "Cache")]
     device: String,
     /// Bytes for copies on each device, such as 16GiB, or a percentage of it [default: 50%, and never what is not free]

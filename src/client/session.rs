@@ -3,7 +3,6 @@
 
 use super::ask::{self, Device, Progress};
 use super::buffer::Buffer;
-use crate::channel::location;
 use crate::device::{self, Access, Importer, Mapping};
 use crate::failure::{Failure, Result};
 use crate::protocol::{
@@ -55,7 +54,7 @@ struct Mapped {
 impl Session {
     /// A session with the daemon of the mount on which `path` (a file or a directory) is.
     pub fn of_path(path: &Path) -> Result<Session> {
-        if let Some(socket) = location::overridden() {
+        if let Some(socket) = socket::overridden() {
             return Session::connect(&socket);
         }
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
