@@ -4,6 +4,22 @@ use crate::client::{Device, Session};
 use crate::failure::{Failure, Result};
 use std::path::{Path, PathBuf};
 
+/// The files that a command is about, and on which device.
+#[derive(Debug, clap::Args)]
+pub(super) struct Which {
+    #[arg(required = true)]
+    pub(super) paths: Vec<PathBuf>,
+    /// The device, host or cuda:N [default: the mount's first]
+    #[arg(long)]
+    device: Option<String>,
+}
+
+impl Which {
+    pub(super) fn device(&self) -> Result<Device> {
+        device(self.device.as_deref(), &self.paths[0])
+    }
+}
+
 /// Regular files: `paths` themselves, and what lies below those that are directories. Symbolic links are followed where
 /// they were given, not where they were met. What is neither file nor directory is left to whoever opens it to refuse.
 pub(super) fn files(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<Failure>) {

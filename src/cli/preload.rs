@@ -8,18 +8,15 @@ use crate::size::Human;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bring files into device memory; of directories, every file below them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    #[arg(required = true)]
-    paths: Vec<PathBuf>,
-    /// The device, host or cuda:N [default: the mount's first]
-    #[arg(long)]
-    device: Option<String>,
+    #[command(flatten)]
+    which: paths::Which,
     /// One line of JSON for each file
     #[arg(long)]
     json: bool,
@@ -45,8 +42,8 @@ struct Sum {
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let device = paths::device(args.device.as_deref(), &args.paths[0])?;
-    let (files, missing) = paths::files(&args.paths);
+    let device = args.which.device()?;
+    let (files, missing) = paths::files(&args.which.paths);
     missing.iter().for_each(complain);
     let total = files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|meta| meta.len()).sum();
     let bar = if args.json { ProgressBar::hidden() } else { progress_bar(total) };

@@ -6,25 +6,22 @@ use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Compare the bytes in device memory with the file's, byte for byte; of directories, of every file below them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    #[arg(required = true)]
-    paths: Vec<PathBuf>,
-    /// The device, host or cuda:N [default: the mount's first]
-    #[arg(long)]
-    device: Option<String>,
+    #[command(flatten)]
+    which: paths::Which,
 }
 
 /// Bytes that are compared at a time.
 pub(super) const PIECE: usize = 8 << 20;
 
 pub(super) fn run(args: &Args) -> Done {
-    let session = Session::of_path(&args.paths[0])?;
-    let device = paths::device(args.device.as_deref(), &args.paths[0])?;
-    let (files, mut failures) = paths::files(&args.paths);
+    let session = Session::of_path(&args.which.paths[0])?;
+    let device = args.which.device()?;
+    let (files, mut failures) = paths::files(&args.which.paths);
     for path in &files {
         let verified = client::open(path).and_then(|file| {
             let buffer = session.open_file(&file, path, device, &mut |_| {})?;

@@ -10,10 +10,9 @@ use crate::failure::{Failure, Result};
 use crate::protocol::{
     Code, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MATERIALIZE_FLAGS,
     MATERIALIZE_NOWAIT, MATERIALIZE_WAIT_MS, MESSAGE_SIZE, MaterializeIoctl, NONE, PROTOCOL_VERSION, State,
-    StatusIoctl, VersionIoctl, Wire,
+    StatusIoctl, VersionIoctl, Wire, text_field,
 };
 use crate::source::{FileId, OpenFile};
-use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// What the ioctl returns: 0 or a negative errno, and the struct, which the kernel copies out in both cases.
@@ -66,14 +65,13 @@ impl FileSystem {
     }
 
     fn version_ioctl(&self) -> Answer {
-        let mut reply = VersionIoctl {
+        Answer::good(&VersionIoctl {
             protocol: PROTOCOL_VERSION,
             pid: std::process::id(),
             devices: self.cache.devices().len() as u32,
-            ..VersionIoctl::zeroed()
-        };
-        put_text(&mut reply.socket, self.control.socket().as_os_str().as_bytes());
-        Answer::good(&reply)
+            reserved: 0,
+            socket: text_field(&self.control.socket().to_string_lossy()),
+        })
     }
 
     /// The file behind a handle that may read it.
@@ -147,12 +145,12 @@ impl FileSystem {
                 reply.loaded = standing.loaded;
                 reply.generation = standing.generation;
                 reply.error = standing.failure.as_ref().map_or(0, |f| f.code as u32);
-                put_text(&mut reply.message, standing.failure.as_ref().map_or(b"", |f| f.message.as_bytes()));
+                reply.message = text_field(standing.failure.as_ref().map_or("", |f| &f.message));
                 Answer::good(&reply)
             }
             Err(failure) => {
                 reply.error = failure.code as u32;
-                put_text(&mut reply.message, failure.message.as_bytes());
+                reply.message = text_field(&failure.message);
                 Answer { result: -errno_of(&failure), data: reply.encode() }
             }
         }
@@ -195,7 +193,7 @@ fn filled(request: MaterializeIoctl, outcome: &Outcome) -> MaterializeIoctl {
 fn failed_materialize(request: MaterializeIoctl, failure: &Failure) -> Answer {
     let mut reply =
         MaterializeIoctl { secret: NONE, state: State::Absent as u32, error: failure.code as u32, ..request };
-    put_text(&mut reply.message, failure.message.as_bytes());
+    reply.message = text_field(&failure.message);
     Answer { result: -errno_of(failure), data: reply.encode() }
 }
 
@@ -203,28 +201,9 @@ fn errno_of(failure: &Failure) -> i32 {
     if failure.errno > 0 { failure.errno } else { libc::EIO }
 }
 
-/// As much of `text` as fits, cut at a character, and a NUL at least.
-fn put_text<const N: usize>(field: &mut [u8; N], text: &[u8]) {
-    let mut length = text.len().min(N - 1);
-    while length < text.len() && length > 0 && text[length] & 0xC0 == 0x80 {
-        length -= 1;
-    }
-    *field = [0; N];
-    field[..length].copy_from_slice(&text[..length]);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn text_is_cut_at_a_character_and_ends_with_nul() {
-        let mut field = [0xFFu8; 8];
-        put_text(&mut field, "abcdef\u{e4}".as_bytes());
-        assert_eq!(&field, b"abcdef\0\0");
-        put_text(&mut field, b"short");
-        assert_eq!(&field, b"short\0\0\0");
-    }
 
     #[test]
     fn a_failure_fills_the_struct() {

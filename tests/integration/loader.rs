@@ -155,16 +155,7 @@ impl Bench {
 
 /// Bytes that no shift or swap leaves as they are.
 fn content(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
+    crate::harness::noise(seed, length)
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
