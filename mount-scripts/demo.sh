@@ -20,6 +20,7 @@ repository=$(cd "$(dirname "$0")/.." && pwd)
 WARPFS=$(realpath "${WARPFS_BIN:-$repository/target/release/warpfs}")
 device=${1:-auto}
 directory=${2:-}
+given=$directory
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
 note() { printf '  (%s)\n' "$*"; }
@@ -265,8 +266,20 @@ else
 fi
 run "$WARPFS" verify "$mount_point/$other"
 
-say "9. Give everything back"
-run "$WARPFS" evict "$file" "$mount_point/$other"
+if [ -z "$given" ]; then
+    say "9. Every file of the directory: preload, verify, read and compare"
+    count=0
+    while read -r line; do
+        each=$mount_point/${line#* }
+        timeout "$limit" "$WARPFS" preload "$each" >/dev/null && timeout "$limit" "$WARPFS" verify "$each" >/dev/null &&
+            timeout "$limit" "$WARPFS" read "$each" | cmp - "$each" || fail "${line#* }"
+        count=$((count + 1))
+    done <"$work/files"
+    echo "$count files: each loaded, verified, and read back equal"
+fi
+
+say "10. Give everything back"
+run "$WARPFS" evict "$mount_point"
 expect_state "$file" absent
 limit=60 run "$WARPFS" umount "$mount_point"
 ! is_mounted || fail "$mount_point is still mounted"

@@ -74,8 +74,10 @@ pub(super) fn run(args: &Args) -> Done {
     if !args.json {
         let seconds = begun.elapsed().as_secs_f64();
         let files = if sum.files == 1 { "file" } else { "files" };
-        let rate = sum.bytes as f64 / seconds / 1e9;
-        println!("{} {files}, {}, in {seconds:.3} s ({rate:.2} GB/s)", sum.files, Human(sum.bytes));
+        // What was there already takes no time, and has no rate.
+        let rate =
+            if seconds < 0.001 { String::new() } else { format!(" ({:.2} GB/s)", sum.bytes as f64 / seconds / 1e9) };
+        println!("{} {files}, {}, in {seconds:.3} s{rate}", sum.files, Human(sum.bytes));
     }
     if sum.failed == 0 { Ok(()) } else { Err(some_failed()) }
 }
