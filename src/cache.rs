@@ -188,9 +188,14 @@ impl Cache {
         self.sessions.close(session);
     }
 
-    /// The session that has this secret, where it belongs to `uid`.
-    pub fn session_of(&self, secret: &Secret, uid: u32) -> Result<SessionId> {
-        self.sessions.find(secret, uid)
+    /// The session that has this secret, where it is of `domain`.
+    pub fn session_of(&self, secret: &Secret, domain: Domain) -> Result<SessionId> {
+        self.sessions.find(secret, domain)
+    }
+
+    /// Whether the session's client was sent a descriptor that it has not given back, and so may have it mapped.
+    pub fn has_fetched(&self, session: SessionId) -> bool {
+        self.sessions.has_fetched(session)
     }
 
     /// The allocation that `session` holds, to be sent to it, with its device.
@@ -220,7 +225,7 @@ impl Cache {
         text
     }
 
-    /// Fails every load, and ends the loaders. Nothing can be asked for after.
+    /// Fails the loads that wait, and lets the loaders go. Nothing can be asked for after.
     pub fn stop(&self) {
         for shelf in &self.shelves {
             shelf.stop();

@@ -26,8 +26,8 @@ pub struct Block {
     /// The memory is freed first, then the charge: never the other way round.
     pub allocation: Arc<Allocation>,
     charge: Charge,
-    /// Number of live [`Hold`]s. Raised only while the copy is found through the index, under the shelf's lock, so
-    /// that eviction, under the same lock, sees it.
+    /// Number of live [`Hold`]s. The first is made while the copy is found through the index, under the shelf's lock, so
+    /// that eviction, under the same lock, sees it; others only while there is one.
     holds: AtomicU32,
 }
 

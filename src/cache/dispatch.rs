@@ -4,15 +4,17 @@
 use super::copy::{Block, Key};
 use super::placement;
 use super::shelf::{Shelf, copy_of};
+use crate::device::Allocation;
 use crate::failure::{Failure, Result};
 use crate::loader::{Job, Loaded, Watch};
 use crate::metrics::Counter;
 use crate::protocol::Code;
 use crate::size::Human;
 use crate::source::OpenFile;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Loads that the loader may have at once. Each costs two descriptors; more would not fill the bus better.
 const IN_FLIGHT: usize = 64;
@@ -22,6 +24,10 @@ pub(super) const ATTEMPTS: u32 = 3;
 
 /// How long the dispatcher sleeps at most before it looks again whether there is room.
 const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Loads in progress are waited for as long as they move; after this time without a byte they are given up hope of. More
+/// than a loader may be silent before it is killed.
+const STANDSTILL: Duration = Duration::from_secs(120);
 
 /// Looks for room that is about to be free (a copy that was given up while somebody looked at it) this often.
 const LAST_LOOKS: u32 = 5;
@@ -42,14 +48,43 @@ impl Shelf {
                 return;
             }
             let Some((key, number)) = index.queue.pop_front() else { continue };
-            let Some(load) = index.load(&key, number) else { continue };
-            let (file, size, watch) = (load.file.clone(), load.version.size, Arc::clone(&load.watch));
             drop(index);
-            let lead = placement::lead(&file, size);
-            match self.make_room(&file, lead + size, &watch) {
-                Err(failure) => self.fail(&key, number, failure),
-                Ok(block) => self.hand_over(key, number, file, size, lead, block, watch),
+            // A defect in one load must not end those of everybody else.
+            if catch_unwind(AssertUnwindSafe(|| self.begin(key, number))).is_err() {
+                let message = "a defect in warpfs ended this load; please report what the log says";
+                self.fail(&key, number, Failure::new(Code::Loader, message));
             }
+        }
+    }
+
+    /// Takes up a load that waited: with the version that the file has now, which it may have got while it waited.
+    fn begin(self: &Arc<Self>, key: Key, number: u64) {
+        let file = self.index.lock().load(&key, number).map(|load| {
+            // Before the look at the file: what changes from here on is seen.
+            load.stale = false;
+            load.file.clone()
+        });
+        let Some(file) = file else { return };
+        let version = match file.version() {
+            Ok(version) => version,
+            Err(failure) => return self.fail(&key, number, failure),
+        };
+        let mut index = self.index.lock();
+        let Some(load) = index.load(&key, number) else { return };
+        load.version = version;
+        let watch = Arc::clone(&load.watch);
+        let emptied = (version.size == 0).then(|| copy_of(key, load, None, 0));
+        drop(index);
+        if let Some(copy) = emptied {
+            if !self.publish(copy, number) {
+                self.again(&key, number, &file);
+            }
+            return;
+        }
+        let lead = placement::lead(&file, version.size);
+        match self.make_room(&file, lead + version.size, &watch) {
+            Err(failure) => self.fail(&key, number, failure),
+            Ok(block) => self.hand_over(key, number, file, version.size, lead, block, watch),
         }
     }
 
@@ -81,51 +116,28 @@ impl Shelf {
 
     /// A load came back from the loader.
     fn ended(&self, key: Key, number: u64, file: &OpenFile, lead: u64, block: Arc<Block>, result: Result<Loaded>) {
+        let result = result.and_then(|loaded| self.memory.seal(&block.allocation).map(|()| loaded));
         // What the file is now decides, whatever the loader says.
         let now = file.version();
         let mut index = self.index.lock();
         let Some(load) = index.load(&key, number) else { return };
-        let changed = load.stale
-            || now.as_ref().is_ok_and(|now| *now != load.version)
+        let changed = now.as_ref().is_ok_and(|now| *now != load.version)
             || result.as_ref().is_err_and(|failure| failure.code == Code::Changing);
-        if changed && load.attempt < ATTEMPTS && now.is_ok() {
-            let Ok(version) = now else { unreachable!("checked above") };
-            load.attempt += 1;
-            load.stale = false;
-            load.version = version;
-            load.watch.loaded.store(0, Ordering::Relaxed);
-            let fits = self.fits(file, version.size);
-            let emptied = (version.size == 0).then(|| copy_of(key, load, None, 0));
-            if emptied.is_none() && fits.is_ok() {
-                index.queue.push_back((key, number));
-            }
-            drop(index);
-            drop(block);
-            self.counters.add(Counter::LoadRetries, 1);
-            match (emptied, fits) {
-                (Some(copy), _) => drop(self.publish(copy, number)),
-                (None, Err(failure)) => self.fail(&key, number, failure),
-                (None, Ok(())) => drop(self.work.notify_one()),
-            }
-            return;
-        }
+        load.stale |= changed;
         let copy = copy_of(key, load, Some(Arc::clone(&block)), lead);
         drop(index);
-        let verdict = if changed {
-            let path = file.path.display();
-            let message =
-                format!("{path}: changed {ATTEMPTS} times while it was loaded; try again when its writer is done");
-            Err(Failure::new(Code::Changing, message))
-        } else {
-            now.and(result).and_then(|loaded| self.memory.seal(&block.allocation).map(|()| loaded))
-        };
+        let verdict = if changed { Ok(Loaded::default()) } else { now.and(result) };
         match verdict {
             Ok(loaded) => {
-                self.counters.add(Counter::BytesBuffered, loaded.buffered);
-                self.counters.add(Counter::BytesDirect, loaded.direct);
-                self.counters.add(Counter::BytesGds, loaded.gds);
-                self.counters.add(Counter::LoadNanoseconds, loaded.duration.as_nanos() as u64);
-                self.publish(copy, number);
+                if self.publish(copy, number) {
+                    self.counters.add(Counter::BytesBuffered, loaded.buffered);
+                    self.counters.add(Counter::BytesDirect, loaded.direct);
+                    self.counters.add(Counter::BytesGds, loaded.gds);
+                    self.counters.add(Counter::LoadNanoseconds, loaded.duration.as_nanos() as u64);
+                } else {
+                    drop(block);
+                    self.again(&key, number, file);
+                }
             }
             Err(failure) => {
                 // The memory goes before anyone hears of the failure, so that who tries again finds it free.
@@ -136,12 +148,34 @@ impl Shelf {
         }
     }
 
+    /// The file changed while it was loaded: once more, a few times.
+    fn again(&self, key: &Key, number: u64, file: &OpenFile) {
+        let mut index = self.index.lock();
+        let stopping = index.stopping;
+        let Some(load) = index.load(key, number) else { return };
+        if load.attempt < ATTEMPTS && !stopping {
+            load.attempt += 1;
+            load.watch.loaded.store(0, Ordering::Relaxed);
+            index.queue.push_back((*key, number));
+            drop(index);
+            self.counters.add(Counter::LoadRetries, 1);
+            self.work.notify_one();
+            return;
+        }
+        drop(index);
+        let path = file.path.display();
+        let message =
+            format!("{path}: changed {ATTEMPTS} times while it was loaded; try again when its writer is done");
+        self.fail(key, number, Failure::new(Code::Changing, message));
+    }
+
     /// Memory for `bytes` of `file`, inside the budget. Gives up what nobody holds, waits for loads in progress, and
     /// fails only where the rest is held.
     fn make_room(&self, file: &OpenFile, bytes: u64, watch: &Watch) -> Result<Arc<Block>> {
         let needed = self.info().rounded(bytes);
         self.fits(file, bytes)?;
         let mut looks = 0;
+        let mut moved = (Instant::now(), self.budget.epoch(), 0);
         loop {
             if watch.cancelled.load(Ordering::Acquire) || self.index.lock().stopping {
                 return Err(Failure::new(Code::Stopping, format!("{}: the load was cancelled", file.path.display())));
@@ -149,7 +183,7 @@ impl Shelf {
             let epoch = self.budget.epoch();
             let refused = match self.budget.reserve(needed) {
                 None => None,
-                Some(charge) => match self.memory.allocate(needed) {
+                Some(charge) => match self.create(needed) {
                     Ok(allocation) => return Ok(Block::new(self.number, allocation, charge)),
                     Err(failure) if failure.code == Code::OutOfMemory => Some(failure),
                     Err(failure) => return Err(failure.within(file.path.display())),
@@ -157,18 +191,34 @@ impl Shelf {
             };
             let mut index = self.index.lock();
             let victim = index.take_victim();
-            let others = index.in_flight;
+            let (others, arrived) = (index.in_flight, index.arrived());
             drop(index);
+            if (moved.1, moved.2) != (epoch, arrived) {
+                moved = (Instant::now(), epoch, arrived);
+            }
             if victim.is_some() {
                 self.counters.add(Counter::Evictions, 1);
                 drop(victim);
                 looks = 0;
-            } else if others > 0 || looks < LAST_LOOKS {
+            } else if others > 0 && moved.0.elapsed() < STANDSTILL {
+                self.budget.wait(epoch, PATIENCE);
+            } else if looks < LAST_LOOKS {
                 looks += 1;
-                self.budget.wait(epoch, if others > 0 { PATIENCE } else { Duration::from_millis(10) });
+                self.budget.wait(epoch, Duration::from_millis(10));
             } else {
                 return Err(self.no_room(file, needed, refused));
             }
+        }
+    }
+
+    /// Creates the memory, unless the system says that there is none: not every device refuses by itself.
+    fn create(&self, needed: u64) -> Result<Allocation> {
+        match self.memory.free() {
+            Some(free) if free < needed => {
+                let message = format!("only {} are free", Human(free));
+                Err(Failure::new(Code::OutOfMemory, message))
+            }
+            _ => self.memory.allocate(needed),
         }
     }
 
@@ -176,9 +226,8 @@ impl Shelf {
     fn no_room(&self, file: &OpenFile, needed: u64, refused: Option<Failure>) -> Failure {
         let (path, label) = (file.path.display(), &self.info().label);
         if let Some(refused) = refused {
-            let free = self.memory.free().map_or(String::new(), |free| format!(" ({} are free)", Human(free)));
             let message = format!(
-                "{path}: {label} has no room for {}{free}, though the budget would allow it: {refused}; end what uses the device, or ask for less",
+                "{path}: {label} has no room for {}, though the budget would allow it: {refused}; end what uses the device, or ask for less",
                 Human(needed)
             );
             return Failure::new(Code::OutOfMemory, message);
@@ -203,7 +252,7 @@ impl Shelf {
         Failure::new(Code::OutOfMemory, message)
     }
 
-    /// Fails every load and ends the loader. Copies stay until the shelf goes.
+    /// Fails what waits, and lets the loader end what it has. Copies stay until the shelf goes.
     pub(super) fn stop(&self) {
         let mut index = self.index.lock();
         index.stopping = true;

@@ -6,7 +6,7 @@ use super::SessionId;
 use super::copy::Hold;
 use crate::failure::{Failure, Result};
 use crate::protocol::{Code, NONE, Secret};
-use crate::source::Caller;
+use crate::source::{Caller, Domain};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -25,6 +25,7 @@ struct Table {
     sessions: BTreeMap<SessionId, Session>,
     by_secret: HashMap<Secret, SessionId>,
     last: u64,
+    last_lease: u64,
 }
 
 struct Session {
@@ -40,6 +41,8 @@ struct Lease {
     grants: u64,
     /// The client was sent the descriptor.
     fetched: bool,
+    /// Tells this lease from a later one on the same allocation.
+    serial: u64,
 }
 
 /// Who holds memory, for people.
@@ -72,37 +75,49 @@ impl Sessions {
         drop(session);
     }
 
-    /// The session with this secret, where it is `uid`'s.
-    pub fn find(&self, secret: &Secret, uid: u32) -> Result<SessionId> {
+    /// The session with this secret, where it is of `domain`.
+    pub fn find(&self, secret: &Secret, domain: Domain) -> Result<SessionId> {
         let table = self.table.lock();
         let id = table.by_secret.get(secret).copied();
-        id.filter(|id| table.sessions[id].owner.identity.uid == uid).ok_or_else(|| {
-            Failure::new(Code::BadSession, "the secret belongs to no session of this user: open a session first")
+        id.filter(|id| table.sessions[id].owner.domain == domain).ok_or_else(|| {
+            let message = "the secret belongs to no session of this user in this container: open a session first";
+            Failure::new(Code::BadSession, message)
         })
     }
 
-    /// Adds one grant of `hold`'s block to a session. True: the session had none before, and has to fetch in time.
-    pub fn grant(&self, id: SessionId, hold: Hold) -> Result<bool> {
+    /// Adds one grant of `hold`'s block to a session. Where the session had none before it is a new lease, whose serial
+    /// is returned: it has to be fetched in time.
+    pub fn grant(&self, id: SessionId, hold: Hold) -> Result<Option<u64>> {
         let mut table = self.table.lock();
-        let session =
-            table.sessions.get_mut(&id).ok_or_else(|| Failure::new(Code::BadSession, "the session has ended"))?;
-        let first = !session.leases.contains_key(&hold.block().id);
-        let lease = session.leases.entry(hold.block().id).or_insert(Lease { hold, grants: 0, fetched: false });
-        lease.grants += 1;
-        Ok(first)
+        let Table { sessions, last_lease, .. } = &mut *table;
+        let session = sessions.get_mut(&id).ok_or_else(|| Failure::new(Code::BadSession, "the session has ended"))?;
+        if let Some(lease) = session.leases.get_mut(&hold.block().id) {
+            lease.grants += 1;
+            return Ok(None);
+        }
+        *last_lease += 1;
+        let serial = *last_lease;
+        session.leases.insert(hold.block().id, Lease { hold, grants: 1, fetched: false, serial });
+        Ok(Some(serial))
     }
 
-    /// Ends a lease that was never fetched. True: there was one.
-    pub fn lapse(&self, id: SessionId, allocation: u64) -> bool {
+    /// Ends the lease with this serial if it was never fetched. True: it did.
+    pub fn lapse(&self, id: SessionId, allocation: u64, serial: u64) -> bool {
         let mut table = self.table.lock();
         let Some(session) = table.sessions.get_mut(&id) else { return false };
-        if session.leases.get(&allocation).is_none_or(|lease| lease.fetched) {
+        if session.leases.get(&allocation).is_none_or(|lease| lease.fetched || lease.serial != serial) {
             return false;
         }
         let lapsed = session.leases.remove(&allocation);
         drop(table);
         drop(lapsed);
         true
+    }
+
+    /// Whether the session's client may have something mapped.
+    pub fn has_fetched(&self, id: SessionId) -> bool {
+        let table = self.table.lock();
+        table.sessions.get(&id).is_some_and(|session| session.leases.values().any(|lease| lease.fetched))
     }
 
     /// The allocation that a session holds, to be sent to it. What is returned keeps it while it is sent.

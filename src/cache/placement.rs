@@ -19,10 +19,10 @@ pub fn lead(file: &OpenFile, size: u64) -> u64 {
     }
     let (length, json) = head.split_at(8);
     let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
-    let data = length + 8;
-    if json != b"{" || length > HEADER_LIMIT || data > size {
+    if json != b"{" || length > HEADER_LIMIT || length + 8 > size {
         return 0;
     }
+    let data = length + 8;
     (ALIGNMENT - data % ALIGNMENT) % ALIGNMENT
 }
 
@@ -55,7 +55,7 @@ mod tests {
         for content in [
             &b""[..],
             b"12345678",
-            b"\xff\xff\xff\xff\xff\xff\xff\x7f{",
+            b"\xff\xff\xff\xff\xff\xff\xff\xff{",
             b"\x20\0\0\0\0\0\0\0{too short",
             b"\x02\0\0\0\0\0\0\0[]",
         ] {

@@ -26,6 +26,9 @@ use std::time::Duration;
 /// Failures that are remembered for STATUS, per device.
 const REMEMBERED_FAILURES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
+/// Loads that may wait for the dispatcher, per device: each has a descriptor open.
+const QUEUED: usize = 4096;
+
 /// One device with everything that is on it.
 pub struct Shelf {
     pub(super) number: usize,
@@ -90,6 +93,15 @@ impl Index {
     fn slot(&mut self, key: &Key) -> Option<&mut Slot> {
         let slots = self.files.get_mut(&key.file)?;
         slots.iter_mut().find(|(domain, _)| *domain == key.domain).map(|(_, slot)| slot)
+    }
+
+    /// Bytes that have arrived of everything that is loading: it moves while anything does.
+    pub(super) fn arrived(&self) -> u64 {
+        let loads = self.files.values().flatten().filter_map(|(_, slot)| match slot {
+            Slot::Loading(load) => Some(load.watch.loaded.load(Ordering::Relaxed)),
+            Slot::Resident(_) => None,
+        });
+        loads.fold(0, u64::wrapping_add)
     }
 
     /// The load of `key` with this number, if it is still wanted.
@@ -221,9 +233,15 @@ impl Shelf {
         };
         if let Some(Slot::Loading(load)) = index.slot(&key) {
             self.counters.add(Counter::Joined, 1);
+            // Somebody changed the file since: what is on its way is not what this request asks for.
+            load.stale |= load.version != version;
             load.waiters.extend(waiters);
             total = load.version.size;
             loaded = load.watch.loaded.load(Ordering::Relaxed);
+        } else if index.queue.len() >= QUEUED {
+            drop(index);
+            drop(superseded);
+            return refuse_queued(&ask.file, waiters, immediate);
         } else {
             self.counters.add(Counter::Misses, 1);
             index.failures.pop(&key);
@@ -292,12 +310,12 @@ impl Shelf {
             let allocation = hold.block().id;
             match self.sessions.grant(session, hold) {
                 Err(failure) => return answer(Err(failure)),
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(None) => {}
+                Ok(Some(serial)) => {
                     let this = self.this.clone();
                     self.timer.after(FETCH_TIME, move || {
                         if let Some(shelf) = this.upgrade()
-                            && shelf.sessions.lapse(session, allocation)
+                            && shelf.sessions.lapse(session, allocation, serial)
                         {
                             shelf.counters.add(Counter::Lapsed, 1);
                         }
@@ -308,13 +326,16 @@ impl Shelf {
         answer(Ok(Outcome::Resident(copy.placement())));
     }
 
-    /// Makes `copy` the current one and answers those who wait for it. False: nobody wants it any more.
+    /// Makes `copy` the current one and answers those who wait for it. False: the file was changed a moment ago, and the
+    /// load is not over. Nothing is done where nobody wants it any more.
     pub(super) fn publish(&self, copy: Copy, number: u64) -> bool {
         let key = copy.key;
         let copy = Arc::new(copy);
         let mut index = self.index.lock();
-        if index.load(&key, number).is_none() {
-            return false;
+        match index.load(&key, number) {
+            None => return true,
+            Some(load) if load.stale => return false,
+            Some(_) => {}
         }
         let Some(Slot::Loading(load)) = index.take(&key) else { unreachable!("found just now") };
         // Held before the lock goes, so that no eviction comes between.
@@ -480,9 +501,18 @@ fn hold(copy: &Arc<Copy>, session: Option<SessionId>) -> Option<Hold> {
     session.and(copy.block.as_ref()).map(Hold::new)
 }
 
+/// Too many files wait already.
+fn refuse_queued(file: &OpenFile, waiters: Vec<Waiter>, immediate: Option<Answer>) {
+    let path = file.path.display();
+    let message = format!("{path}: {QUEUED} files wait to be loaded already; try again when some of them have come");
+    let failure = Failure { errno: libc::EAGAIN, ..Failure::new(Code::OutOfMemory, message) };
+    let answers = waiters.into_iter().map(|waiter| waiter.answer).chain(immediate);
+    answers.for_each(|answer| answer(Err(failure.clone())));
+}
+
 /// Where an empty file is: nowhere, and that at once. It has no entry in the index; its generation follows from its
 /// version, apart from those that are counted.
-fn empty(version: &Version) -> super::Placement {
+pub(super) fn empty(version: &Version) -> super::Placement {
     let mut hasher = DefaultHasher::new();
     version.hash(&mut hasher);
     let generation = hasher.finish() | 1 << 63;
@@ -491,10 +521,11 @@ fn empty(version: &Version) -> super::Placement {
 
 /// A copy of `load`'s file in `block`.
 pub(super) fn copy_of(key: Key, load: &Load, block: Option<Arc<super::copy::Block>>, lead: u64) -> Copy {
+    let generation = if block.is_some() { next_generation() } else { empty(&load.version).generation };
     Copy {
         key,
         version: load.version,
-        generation: next_generation(),
+        generation,
         block,
         lead,
         path: load.file.path.clone(),

@@ -119,14 +119,15 @@ impl FileSystem {
             return Err(Failure::new(Code::BadRequest, "the range ends beyond the largest offset"));
         }
         let (file, _) = self.open_file(handle)?;
+        let caller = origin.caller();
         let session = match request.secret {
             NONE => None,
-            secret => Some(self.cache.session_of(&secret, origin.uid)?),
+            secret => Some(self.cache.session_of(&secret, caller.domain)?),
         };
         let nowait = request.flags & MATERIALIZE_NOWAIT != 0;
         let wait = if nowait { Duration::ZERO } else { Duration::from_millis(u64::from(MATERIALIZE_WAIT_MS)) };
         let (device, offset, length) = (request.device, request.offset, request.length);
-        Ok(Ask { file, device, offset, length, caller: origin.caller(), session, wait })
+        Ok(Ask { file, device, offset, length, caller, session, wait })
     }
 
     fn status_ioctl(&self, origin: Origin, handle: u64, request: StatusIoctl) -> Answer {

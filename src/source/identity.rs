@@ -4,6 +4,7 @@
 use rustix::fs::Stat;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The credentials with which the system checks file access.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -18,9 +19,10 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Domain {
     pub uid: u32,
-    /// Inode number of the peer's user namespace; 0 where it cannot be seen.
+    /// Inode number of the peer's user namespace.
     pub user_namespace: u64,
-    /// Inode number of the peer's mount namespace; 0 where it cannot be seen.
+    /// Inode number of the peer's mount namespace. Where /proc does not show the namespaces, a number that nobody else
+    /// has: who cannot be placed shares with nobody.
     pub mount_namespace: u64,
 }
 
@@ -52,9 +54,16 @@ impl Domain {
     pub fn of_process(uid: u32, pid: u32) -> Domain {
         let namespace = |name: &str| {
             let path = format!("/proc/{pid}/ns/{name}");
-            rustix::fs::stat(Path::new(&path)).map(|s: Stat| s.st_ino).unwrap_or(0)
+            rustix::fs::stat(Path::new(&path)).map(|s: Stat| s.st_ino).ok().filter(|_| pid != 0)
         };
-        Domain { uid, user_namespace: namespace("user"), mount_namespace: namespace("mnt") }
+        match (namespace("user"), namespace("mnt")) {
+            (Some(user_namespace), Some(mount_namespace)) => Domain { uid, user_namespace, mount_namespace },
+            _ => {
+                static NOBODY_ELSES: AtomicU64 = AtomicU64::new(0);
+                let mount_namespace = NOBODY_ELSES.fetch_add(1, Ordering::Relaxed);
+                Domain { uid, user_namespace: 0, mount_namespace }
+            }
+        }
     }
 }
 
