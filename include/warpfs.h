@@ -16,8 +16,8 @@
  *                  3. Once for each allocation: FETCH it over the socket. A descriptor comes with the reply
  *                     (SCM_RIGHTS): mmap() it for a host device, import it as
  *                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR for a CUDA device. Map all of it, read-only.
- *                  4. When no longer needed: unmap, then RELEASE. The end of the process or of the connection does
- *                     the same.
+ *                  4. When no longer needed: unmap, then RELEASE. The end of the process does the same; the end of
+ *                     the connection alone does not, for what was fetched: it may still be mapped.
  *
  * All integers are little-endian, sizes and offsets are bytes. No struct has padding. Fill a struct with zeros before
  * use. The same definitions are in src/protocol.rs, and a test compares the two.

@@ -210,8 +210,8 @@ impl Cache {
         self.sessions.release(session, allocation, grants)
     }
 
-    /// Counters and, for the daemon's owner, files, as JSON text.
-    pub fn stats_json(&self, owner: bool) -> String {
+    /// Counters and, for the daemon's owner, files and holders.
+    pub fn stats(&self, owner: bool) -> serde_json::Value {
         let devices = self.shelves.iter().map(|shelf| stats::of_shelf(shelf, if owner { FILES_NAMED } else { 0 }));
         let stats = stats::Stats {
             version: env!("CARGO_PKG_VERSION"),
@@ -220,9 +220,7 @@ impl Cache {
             sessions: self.sessions.count(),
             devices: devices.collect(),
         };
-        let mut text = serde_json::to_string_pretty(&stats).expect("plain structs become JSON");
-        text.push('\n');
-        text
+        serde_json::to_value(stats).expect("plain structs become JSON")
     }
 
     /// Fails the loads that wait, and lets the loaders go. Nothing can be asked for after.

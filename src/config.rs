@@ -32,8 +32,10 @@ pub struct Config {
     pub device: String,
     /// Bytes for copies on each device; nothing: half of the device.
     pub budget: Option<Amount>,
-    /// Bytes of each device that are left to others.
-    pub reserve: Amount,
+    /// Bytes of each device that are left to others; nothing: a tenth, and not less than [`RESERVE_LEAST`].
+    pub reserve: Option<Amount>,
+    /// Where the channel's socket shall be; nothing: where it belongs.
+    pub socket: Option<PathBuf>,
 }
 
 /// The default budget.
@@ -47,10 +49,8 @@ impl Config {
     /// The budget on a device, in bytes. `free`: what nobody uses there now, where that is known.
     pub fn limit(&self, device: &Info, free: Option<u64>) -> Result<u64> {
         let wanted = self.budget.unwrap_or(BUDGET).of(device.total);
-        let mut reserve = self.reserve.of(device.total);
-        if self.reserve == RESERVE {
-            reserve = reserve.max(RESERVE_LEAST);
-        }
+        let usual = || RESERVE.of(device.total).max(RESERVE_LEAST);
+        let reserve = self.reserve.map_or_else(usual, |reserve| reserve.of(device.total));
         // A budget that was asked for counts even if others use the device now; only the whole device bounds it.
         let most = match self.budget {
             Some(_) => device.total,
@@ -92,7 +92,7 @@ impl Config {
             mountpoint: self.mount.mountpoint.display().to_string(),
             devices,
             budget: self.budget.unwrap_or(BUDGET).to_string(),
-            reserve: self.reserve.to_string(),
+            reserve: self.reserve.unwrap_or(RESERVE).to_string(),
             read_only: self.mount.read_only,
             allow_other: self.mount.allow_other,
             passthrough: self.mount.passthrough,
@@ -115,7 +115,7 @@ mod tests {
             passthrough: true,
             nonempty: false,
         };
-        Config { mount, device: "host".into(), budget, reserve: RESERVE }
+        Config { mount, device: "host".into(), budget, reserve: None, socket: None }
     }
 
     #[test]

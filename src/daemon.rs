@@ -32,7 +32,7 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
     let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();
     let cache = Cache::start(devices).map_err(|e| Failure::system("cannot start the cache's threads", e))?;
     let cache = Arc::new(cache);
-    let socket = location::choose(&config.mount.mountpoint, config.mount.allow_other)?;
+    let socket = location::choose(config.socket.as_deref(), &config.mount.mountpoint, config.mount.allow_other)?;
     let server = Server::start(socket, config.mount.allow_other, Arc::clone(&cache))?;
     let facts = Facts { socket: server.path().to_path_buf(), config: config.toml(&labels) };
     let mounted = filesystem::mount(&config.mount, Arc::clone(&cache), facts)?;

@@ -119,7 +119,11 @@ pub fn importer(uuid: &DeviceUuid, kind: DeviceKind) -> Result<Arc<dyn Importer>
 }
 
 /// An allocation in this process's (or this context's) address space, until it is dropped.
-pub trait Mapping: Send + Sync {
+///
+/// # Safety
+/// As long as the value lives, `size` bytes from `address` are mapped, readable by whoever the address is for, and
+/// writable where the mapping was asked for so.
+pub unsafe trait Mapping: Send + Sync {
     /// Where it begins: a host address, or a device pointer.
     fn address(&self) -> u64;
     fn size(&self) -> u64;

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Everything that the operations on one mount share.
 pub(crate) struct FileSystem {
@@ -42,10 +42,18 @@ pub(crate) struct FileSystem {
     /// The source's absolute path, only to name files in messages.
     source: PathBuf,
     read_only: bool,
+    pub(crate) served: Served,
     /// What INIT negotiated; set before the first request and not changed after.
     pub(crate) passthrough: AtomicBool,
     /// The daemon applies the caller's umask, because the kernel leaves it to whoever knows the default ACLs.
     pub(crate) applies_umask: AtomicBool,
+}
+
+/// Requests for file data that came to the daemon.
+#[derive(Default)]
+pub(crate) struct Served {
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
 }
 
 impl FileSystem {

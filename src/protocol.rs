@@ -454,6 +454,20 @@ pub fn text_field<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
+/// A message in a fixed field: where it does not fit its beginning goes, which is a path; what went wrong and what to do
+/// stand at the end.
+pub fn message_field<const N: usize>(message: &str) -> [u8; N] {
+    const MARK: &str = "...";
+    if message.len() < N {
+        return text_field(message);
+    }
+    let mut begin = message.len() - (N - 1 - MARK.len());
+    while !message.is_char_boundary(begin) {
+        begin += 1;
+    }
+    text_field(&format!("{MARK}{}", &message[begin..]))
+}
+
 /// The text of a fixed field, up to its first NUL.
 pub fn field_text(field: &[u8]) -> String {
     let end = field.iter().position(|b| *b == 0).unwrap_or(field.len());
@@ -481,6 +495,10 @@ mod tests {
     fn long_text_is_cut_between_characters() {
         let field: [u8; 4] = text_field("abüx");
         assert_eq!(field_text(&field), "ab");
+        let field: [u8; 9] = message_field("/a/long/path: why");
+        assert_eq!(field_text(&field), "...: why");
+        let field: [u8; 9] = message_field("/f: why");
+        assert_eq!(field_text(&field), "/f: why");
     }
 
     #[test]

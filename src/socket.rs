@@ -17,7 +17,9 @@ pub const VARIABLE: &str = "WARPFS_SOCKET";
 
 /// The path that WARPFS_SOCKET asks for.
 pub fn overridden() -> Option<PathBuf> {
-    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+    let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
+    // A daemon leaves its directory.
+    Some(std::path::absolute(&path).unwrap_or_else(|_| PathBuf::from(path)))
 }
 
 /// Descriptors that one frame may carry.
@@ -88,6 +90,9 @@ fn fill(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) ->
                 for received in ancillary.drain() {
                     if let RecvAncillaryMessage::ScmRights(received) = received {
                         descriptors.extend(received);
+                        if descriptors.len() > DESCRIPTORS {
+                            return Err(Failure::new(Code::BadRequest, "more descriptors than a frame may carry"));
+                        }
                     }
                 }
                 match message.bytes {

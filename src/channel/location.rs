@@ -3,19 +3,19 @@
 
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
-use crate::socket::{self, VARIABLE};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use crate::socket::VARIABLE;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a socket's path at most (`sockaddr_un`, with its NUL).
 const PATH_LIMIT: usize = 107;
 
-/// The path for the daemon that serves `mountpoint`. Its folder exists afterwards, and sockets of dead daemons in it are
-/// gone. `open`: other users may connect.
-pub fn choose(mountpoint: &Path, open: bool) -> Result<PathBuf> {
-    if let Some(path) = socket::overridden() {
-        return checked(path);
+/// The path for the daemon that serves `mountpoint`, unless the user `asked` for one. Its folder exists afterwards, and
+/// sockets of dead daemons in it are gone. `open`: other users may connect.
+pub fn choose(asked: Option<&Path>, mountpoint: &Path, open: bool) -> Result<PathBuf> {
+    if let Some(path) = asked {
+        return checked(path.to_path_buf());
     }
     let uid = rustix::process::geteuid().as_raw();
     let folder = if uid == 0 {
@@ -63,17 +63,20 @@ fn prepare(folder: &Path, uid: u32, open: bool) -> Result<()> {
     Ok(())
 }
 
-/// Removes the sockets at which nobody listens any more.
+/// Removes the sockets of daemons that are gone: the name says whose it is.
 fn sweep(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        if path.extension().is_some_and(|e| e == "sock") && is_stale(&path) {
+        let owner = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".sock")?.rsplit('-').next());
+        let owner = owner.and_then(|pid| pid.parse::<u32>().ok());
+        if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) && is_stale(&path) {
             let _ = std::fs::remove_file(&path);
         }
     }
 }
 
-/// Whether there is a socket at which nobody listens.
+/// Whether there is a socket at which nobody listens. Something else than a socket is never stale.
 pub fn is_stale(path: &Path) -> bool {
-    UnixStream::connect(path).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
 }

@@ -29,21 +29,25 @@ impl Server {
     /// Binds `path` and serves `cache` there. `open`: every user may connect, else only the daemon's.
     pub fn start(path: PathBuf, open: bool, cache: Arc<Cache>) -> Result<Server> {
         let shown = path.display();
-        if path.exists() {
+        if std::fs::symlink_metadata(&path).is_ok() {
             if !location::is_stale(&path) {
-                let message = format!(
-                    "{shown}: something listens there already; set {} to another path",
-                    crate::socket::VARIABLE
-                );
-                return Err(Failure { errno: libc::EADDRINUSE, ..Failure::new(Code::BadRequest, message) });
+                let variable = crate::socket::VARIABLE;
+                let message =
+                    format!("{shown} is there already, and is no socket that was left: set {variable} to another path");
+                return Err(Failure { errno: libc::EEXIST, ..Failure::new(Code::BadRequest, message) });
             }
             let _ = std::fs::remove_file(&path);
         }
         let failed = |e| Failure::system(format!("cannot listen at {shown}"), e);
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        // It gets its name when it listens and has its mode, so that nobody meets it half made.
+        let unready = path.with_extension(format!("{}.new", std::process::id()));
+        let listener = UnixListener::bind(&unready).map_err(failed)?;
         let mode = std::fs::Permissions::from_mode(if open { 0o666 } else { 0o600 });
-        std::fs::set_permissions(&path, mode).map_err(failed)?;
+        let named = listener.set_nonblocking(true).and_then(|()| std::fs::set_permissions(&unready, mode));
+        if let Err(e) = named.and_then(|()| std::fs::rename(&unready, &path)) {
+            let _ = std::fs::remove_file(&unready);
+            return Err(failed(e));
+        }
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| failed(e.into()))?);
         let ended = Arc::clone(&stop);
         let thread =

@@ -24,11 +24,21 @@ pub(super) fn serve(socket: &UnixStream, stop: &OwnedFd, cache: &Cache) {
         Ok(owner) => owner,
         Err(failure) => return refuse(socket.as_fd(), 0, &failure),
     };
-    let process = Pid::from_raw(owner.pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    // Where the client's process cannot be seen from here, its connection has to do.
+    let process = match Pid::from_raw(owner.pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(process)) => Some(process),
+        // It has ended already; somebody else has its connection.
+        Some(Err(rustix::io::Errno::SRCH)) => return,
+        Some(Err(_)) | None => None,
+    };
     let mut session = None;
     let pid = owner.pid;
     loop {
         match next(socket, process.as_ref(), stop) {
+            Ok(Some(frame)) if !frame.descriptors.is_empty() => {
+                tracing::warn!(pid, "dropped a client that sent descriptors");
+                break;
+            }
             Ok(Some(frame)) => {
                 let id = frame.id;
                 let done = match session {
@@ -54,8 +64,18 @@ pub(super) fn serve(socket: &UnixStream, stop: &OwnedFd, cache: &Cache) {
         }
     }
     if let Some(session) = session {
+        // What the client still has mapped takes memory until it is gone, connection or not.
+        if let Some(process) = process.filter(|_| cache.has_fetched(session)) {
+            wait_for_end(&process, stop);
+        }
         cache.close_session(session);
     }
+}
+
+/// Returns when the client's process, or the daemon's service, has ended.
+fn wait_for_end(process: &OwnedFd, stop: &OwnedFd) {
+    let mut ends = [PollFd::new(process, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+    while poll(&mut ends, None).is_err() {}
 }
 
 /// Why a message was not done.

@@ -1,7 +1,7 @@
 //! `warpfs mount`: checks what can be checked, and launches the daemon.
 
 use super::{Done, complain};
-use crate::config::{Config, MountOptions, RESERVE};
+use crate::config::{Config, MountOptions};
 use crate::daemon;
 use crate::daemon::supervise::{Signals, launch};
 use crate::failure::{Failure, Result};
@@ -50,7 +50,8 @@ pub(super) fn run(args: Args) -> Done {
         passthrough: !args.no_passthrough,
         nonempty: args.nonempty,
     };
-    let config = Config { mount, device: args.device, budget: args.budget, reserve: args.reserve.unwrap_or(RESERVE) };
+    let socket = crate::socket::overridden();
+    let config = Config { mount, device: args.device, budget: args.budget, reserve: args.reserve, socket };
     let mountpoint = config.mount.mountpoint.clone();
     let foreground = args.foreground;
     let report = |lines: &str| lines.lines().for_each(|line| println!("warpfs: {line}"));

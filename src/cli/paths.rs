@@ -45,11 +45,12 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>, failures: &mut Vec<Failure>) {
             }
         };
         let mut here = Vec::new();
-        for entry in entries.flatten() {
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
-                Ok(kind) if kind.is_file() => here.push(entry.path()),
-                _ => {}
+        for entry in entries {
+            match entry.and_then(|entry| Ok((entry.path(), entry.file_type()?))) {
+                Ok((path, kind)) if kind.is_dir() => folders.push(path),
+                Ok((path, kind)) if kind.is_file() => here.push(path),
+                Ok(_) => {}
+                Err(e) => failures.push(Failure::system(folder.display(), e)),
             }
         }
         here.sort();

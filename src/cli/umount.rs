@@ -29,18 +29,12 @@ pub(super) fn run(args: &Args) -> Done {
         let message = format!("{shown} is not a warpfs mount; `warpfs status` lists them");
         return Err(Failure::new(Code::NotWarpfs, message));
     }
-    if mounts::is_dead(&mountpoint) {
+    // Nothing is asked of a daemon that may not answer.
+    if args.lazy || mounts::is_dead(&mountpoint) {
         return mounts::detach(&mountpoint);
     }
     let daemon = daemon_of(&mountpoint);
-    if args.lazy {
-        mounts::detach(&mountpoint)?
-    } else {
-        mounts::unmount(&mountpoint)?
-    }
-    if args.lazy {
-        return Ok(());
-    }
+    mounts::unmount(&mountpoint)?;
     let Some(daemon) = daemon else { return Ok(()) };
     let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
     if poll(&mut ended, Some(&PATIENCE)) == Ok(0) {
@@ -50,11 +44,14 @@ pub(super) fn run(args: &Args) -> Done {
     Ok(())
 }
 
-/// The mount point as the kernel lists it. The last name is not followed: a dead mount cannot be looked at.
+/// The mount point as the kernel lists it, without a look at the mount itself, which may be dead or stopped.
 fn resolve(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    if let Ok(real) = absolute.canonicalize() {
-        return real;
+    if mounts::at(&absolute).is_some() {
+        return absolute;
+    }
+    if let Ok(target) = absolute.read_link() {
+        return absolute.parent().unwrap_or(&absolute).join(target).canonicalize().unwrap_or(absolute);
     }
     match (absolute.parent().and_then(|folder| folder.canonicalize().ok()), absolute.file_name()) {
         (Some(folder), Some(name)) => folder.join(name),
@@ -62,10 +59,13 @@ fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-/// The daemon's process, as its statistics name it; nothing where it is in another PID namespace.
+/// The daemon's process, as its statistics name it, unless that number is somebody else's here (the daemon may be in
+/// another PID namespace).
 fn daemon_of(mountpoint: &Path) -> Option<OwnedFd> {
     let stats = std::fs::read_to_string(mountpoint.join(".warpfs/stats")).ok()?;
     let stats: serde_json::Value = serde_json::from_str(&stats).ok()?;
     let pid = i32::try_from(stats.get("pid")?.as_i64()?).ok()?;
-    pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
+    let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    (name.trim_end() == "warpfs").then_some(process)
 }

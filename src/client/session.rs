@@ -268,14 +268,20 @@ impl Connection {
         let gone = |failure: Failure| Failure::new(Code::NotRunning, format!("the daemon does not answer: {failure}"));
         socket::send(&self.socket, kind, self.last_id, body, &[]).map_err(gone)?;
         let closed = || Failure::new(Code::NotRunning, "the daemon closed the connection");
-        let frame = socket::receive(&self.socket).map_err(gone)?.ok_or_else(closed)?;
+        let frame = loop {
+            let frame = socket::receive(&self.socket).map_err(gone)?.ok_or_else(closed)?;
+            // The late answer to a request that was given up, unless it is about the connection itself.
+            if frame.id == self.last_id || frame.id == 0 {
+                break frame;
+            }
+        };
         if frame.kind == kind::ERROR {
             let error = ErrorReply::decode(&frame.body).ok_or_else(nonsense)?;
             let code = Code::from_number(error.code).ok_or_else(nonsense)?;
             let message = String::from_utf8_lossy(&frame.body[ErrorReply::SIZE..]).into_owned();
             return Err(Failure { code, errno: error.errno, message });
         }
-        if frame.kind != kind | kind::REPLY || frame.id != self.last_id {
+        if frame.kind != kind | kind::REPLY {
             return Err(nonsense());
         }
         Ok(frame)

@@ -78,6 +78,9 @@ pub fn launch(
     report: impl FnOnce(&str),
     daemon: impl FnOnce(Ready) -> i32,
 ) -> Result<()> {
+    // Whoever started us may ignore it, and then nobody would hear of the daemon's end.
+    // SAFETY: the default action runs no code of ours.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let (reader, writer) = pipe()?;
     let background = !foreground;
     if background && fork()? == Some(()) {

@@ -129,7 +129,8 @@ unsafe impl Send for HostMapping {}
 // SAFETY: as above; what is stored through its address is ordered by whoever stores.
 unsafe impl Sync for HostMapping {}
 
-impl Mapping for HostMapping {
+// SAFETY: exactly the range that was mapped, until it is dropped.
+unsafe impl Mapping for HostMapping {
     fn address(&self) -> u64 {
         self.address as u64
     }

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 /// The directory's name in the mount's root.
@@ -164,10 +165,14 @@ impl FileSystem {
             return Err(Errno::ACCESS);
         }
         let owner = origin.uid == self.control.owner.0 || origin.uid == 0;
+        if writes(flags) && !owner && !rustix::process::geteuid().is_root() {
+            // Lines are done with their writer's rights, and a daemon that is not root has only its own.
+            return Err(Errno::ACCESS);
+        }
         let handle = match *name {
             "preload" => ControlHandle::Lines(Arc::new(Lines::new(Action::Preload, origin.caller()))),
             "evict" => ControlHandle::Lines(Arc::new(Lines::new(Action::Evict, origin.caller()))),
-            "stats" => ControlHandle::Text(self.cache.stats_json(owner).into_bytes()),
+            "stats" => ControlHandle::Text(self.stats(owner).into_bytes()),
             "config" => ControlHandle::Text(self.control.facts.config.clone().into_bytes()),
             _ => {
                 let mut path = self.control.facts.socket.as_os_str().as_encoded_bytes().to_vec();
@@ -176,6 +181,19 @@ impl FileSystem {
             }
         };
         Ok(self.handles.insert(Handle::Control(Arc::new(handle))))
+    }
+
+    /// What `.warpfs/stats` shows: the cache's word, and the mount's own. A read or write that the kernel does itself
+    /// under passthrough is not seen here.
+    fn stats(&self, owner: bool) -> String {
+        let mut stats = self.cache.stats(owner);
+        stats["mount"] = serde_json::json!({
+            "passthrough": self.passes_through(),
+            "inodes": self.inodes.len(),
+            "reads": self.served.reads.load(Ordering::Relaxed),
+            "writes": self.served.writes.load(Ordering::Relaxed),
+        });
+        format!("{stats:#}\n")
     }
 
     /// Bytes of a control file. Results are read once each, in order; at their end the next read begins anew.

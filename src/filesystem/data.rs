@@ -18,6 +18,7 @@ use std::ffi::OsStr;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The caller's open flags that the real descriptor shares. O_APPEND is decided at each write and O_DIRECT would only
 /// bind our buffers; under passthrough the kernel opens the file again with all of the caller's own flags.
@@ -193,6 +194,7 @@ impl FileSystem {
 
     /// Reads into `buffer`, as many bytes as there are.
     pub(crate) fn read(&self, number: u64, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+        self.served.reads.fetch_add(1, Ordering::Relaxed);
         let handle = self.handles.file(number)?;
         let mut done = 0;
         while done < buffer.len() {
@@ -208,6 +210,7 @@ impl FileSystem {
     }
 
     pub(crate) fn write(&self, number: u64, write: &Write<'_>) -> Result<u32> {
+        self.served.writes.fetch_add(1, Ordering::Relaxed);
         self.writable()?;
         let handle = self.handles.file(number)?;
         let append = write.flags & libc::O_APPEND != 0 && !write.from_cache;

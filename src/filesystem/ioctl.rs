@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 use crate::protocol::{
     Code, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MATERIALIZE_FLAGS,
     MATERIALIZE_NOWAIT, MATERIALIZE_WAIT_MS, MESSAGE_SIZE, MaterializeIoctl, NONE, PROTOCOL_VERSION, State,
-    StatusIoctl, VersionIoctl, Wire, text_field,
+    StatusIoctl, VersionIoctl, Wire, message_field, text_field,
 };
 use crate::source::{FileId, OpenFile};
 use std::time::Duration;
@@ -146,12 +146,12 @@ impl FileSystem {
                 reply.loaded = standing.loaded;
                 reply.generation = standing.generation;
                 reply.error = standing.failure.as_ref().map_or(0, |f| f.code as u32);
-                reply.message = text_field(standing.failure.as_ref().map_or("", |f| &f.message));
+                reply.message = message_field(standing.failure.as_ref().map_or("", |f| &f.message));
                 Answer::good(&reply)
             }
             Err(failure) => {
                 reply.error = failure.code as u32;
-                reply.message = text_field(&failure.message);
+                reply.message = message_field(&failure.message);
                 Answer { result: -errno_of(&failure), data: reply.encode() }
             }
         }
@@ -194,7 +194,7 @@ fn filled(request: MaterializeIoctl, outcome: &Outcome) -> MaterializeIoctl {
 fn failed_materialize(request: MaterializeIoctl, failure: &Failure) -> Answer {
     let mut reply =
         MaterializeIoctl { secret: NONE, state: State::Absent as u32, error: failure.code as u32, ..request };
-    reply.message = text_field(&failure.message);
+    reply.message = message_field(&failure.message);
     Answer { result: -errno_of(failure), data: reply.encode() }
 }
 

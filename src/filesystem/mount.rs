@@ -135,6 +135,7 @@ fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: 
         source: options.source.clone(),
         read_only: options.read_only,
         passthrough: AtomicBool::new(false),
+        served: Default::default(),
         applies_umask: AtomicBool::new(false),
     }))
 }

@@ -84,7 +84,7 @@ impl FileSystem {
     }
 
     /// Makes something as the caller and under the caller's umask.
-    pub(crate) fn make<T>(&self, origin: Origin, made: Made, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn make<T>(&self, origin: Origin, made: Made, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let umask = if self.applies_umask.load(Ordering::Relaxed) { made.umask } else { 0 };
         origin.identity().with(|| with_umask(umask, work))
     }

@@ -72,7 +72,7 @@ impl Arguments {
 
 /// The life of a loader. Returns the process's exit status, and must be the last thing that the process does.
 pub fn run(arguments: &Arguments) -> i32 {
-    settle(&arguments.device);
+    settle(arguments);
     // SAFETY: the descriptor was inherited for this purpose, and nothing else in this process uses the number. If it is not
     // open, the first call on it says so.
     let socket = Arc::new(unsafe { OwnedFd::from_raw_fd(arguments.socket) });
@@ -97,17 +97,28 @@ pub fn run(arguments: &Arguments) -> i32 {
 }
 
 /// The process's own affairs: signals, limits, its name.
-fn settle(device: &str) {
+fn settle(arguments: &Arguments) {
     // A terminal sends Ctrl-C and hang-ups to the daemon's whole group; the daemon decides when its loaders end.
     for signal in [libc::SIGINT, libc::SIGHUP] {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+    // What the daemon keeps from its own threads must reach this process.
+    // SAFETY: an empty set, initialised by sigemptyset; the mask of this thread, the only one yet, is ours to change.
+    unsafe {
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+    // A descriptor that the driver made in the daemon, just before this process was started, would keep its memory.
+    let first = arguments.socket.max(2) as u32 + 1;
+    // SAFETY: nothing in this process has opened a descriptor above the standard ones and the socket yet.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0_u32) };
     // Every load holds two descriptors.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
-    let name = format!("loader {device}");
+    let name = format!("loader {}", arguments.device);
     if let Ok(name) = std::ffi::CString::new(name.as_bytes().get(..15).unwrap_or(name.as_bytes())) {
         let _ = rustix::thread::set_name(&name);
     }

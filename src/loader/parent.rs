@@ -111,6 +111,7 @@ impl Loader for ChildLoader {
         let mut inbox = self.shared.inbox.lock();
         if inbox.close {
             drop(inbox);
+            drop(job);
             done(Err(Failure::new(Code::Stopping, "the loader was stopped")));
             return;
         }

@@ -2,7 +2,6 @@
 //! opened by a thread that has the peer's user, group and supplementary groups while it opens, and its own again after.
 
 use rustix::fs::Stat;
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -77,9 +76,11 @@ fn groups_of(pid: u32) -> Vec<u32> {
 
 impl Identity {
     /// Runs `work` with this identity's fsuid, fsgid and supplementary groups on the calling thread, and restores the
-    /// thread's own after. A daemon that is not root keeps its own identity: it can do nothing that its user cannot.
-    pub fn with<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _guard = Assumed::new(self);
+    /// thread's own after. A daemon that is not root keeps its own identity: it can do nothing that its user cannot. One
+    /// that is root but may not change identities (a container without CAP_SETUID and CAP_SETGID) does nothing, and gets
+    /// EPERM: it must not do the work as root.
+    pub fn with<T>(&self, work: impl FnOnce() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        let _guard = Assumed::new(self)?;
         work()
     }
 }
@@ -90,25 +91,26 @@ struct Assumed {
 }
 
 impl Assumed {
-    fn new(wanted: &Identity) -> Assumed {
+    fn new(wanted: &Identity) -> rustix::io::Result<Assumed> {
         let own = OWN.with(Identity::clone);
         if own.uid != 0 || (wanted.uid == 0 && wanted.gid == own.gid) {
-            return Assumed { own: None };
+            return Ok(Assumed { own: None });
         }
+        set_groups(&wanted.groups)?;
         // From here on the guard restores, whatever fails.
         let guard = Assumed { own: Some(own) };
-        set_groups(&wanted.groups).expect("root may set its thread's groups");
-        // Group first: without root's capabilities the group could not be set any more.
-        set_fs_ids(wanted.uid, wanted.gid);
-        guard
+        if set_fs_ids(wanted.uid, wanted.gid) { Ok(guard) } else { Err(rustix::io::Errno::PERM) }
     }
 }
 
 impl Drop for Assumed {
     fn drop(&mut self) {
-        if let Some(own) = self.own.take() {
-            set_fs_ids(own.uid, own.gid);
-            set_groups(&own.groups).expect("root may restore its thread's groups");
+        if let Some(own) = self.own.take()
+            && (!set_fs_ids(own.uid, own.gid) || set_groups(&own.groups).is_err())
+        {
+            // A thread that goes on as somebody else is worse than no daemon.
+            tracing::error!("a thread could not become itself again");
+            std::process::abort();
         }
     }
 }
@@ -125,17 +127,22 @@ thread_local! {
 }
 
 /// The system call itself: glibc's wrapper would change every thread of the process.
-fn set_groups(groups: &[u32]) -> io::Result<()> {
+fn set_groups(groups: &[u32]) -> rustix::io::Result<()> {
     // SAFETY: the pointer and the length name a live slice of gid_t, which the kernel only reads.
     let done = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if done == 0 { Ok(()) } else { Err(rustix::io::Errno::PERM) }
 }
 
-fn set_fs_ids(uid: u32, gid: u32) {
-    // SAFETY: both calls take plain numbers, change the calling thread only, and cannot fail for root.
+/// Whether the thread has these ids now: the calls never say that they failed. The group goes first: without root's
+/// capabilities it could not be set any more.
+fn set_fs_ids(uid: u32, gid: u32) -> bool {
+    const ASK: u32 = u32::MAX;
+    // SAFETY: the calls take plain numbers and change the calling thread only; an impossible id changes nothing and
+    // tells the present one.
     unsafe {
         libc::syscall(libc::SYS_setfsgid, gid);
         libc::syscall(libc::SYS_setfsuid, uid);
+        libc::syscall(libc::SYS_setfsgid, ASK) as u32 == gid && libc::syscall(libc::SYS_setfsuid, ASK) as u32 == uid
     }
 }
 
@@ -153,11 +160,12 @@ mod tests {
         std::os::unix::fs::chown(dir.path(), Some(1234), Some(1234)).expect("chown");
         let path = dir.path().join("f");
         let nobody = Identity { uid: 1234, gid: 1234, groups: vec![77] };
-        nobody.with(|| std::fs::write(&path, b"x").expect("may write into its own directory"));
+        let written = nobody.with(|| Ok(std::fs::write(&path, b"x"))).expect("root may become another");
+        written.expect("may write into its own directory");
         let meta = std::fs::metadata(&path).expect("exists");
         assert_eq!((meta.uid(), meta.gid()), (1234, 1234));
-        let denied = nobody.with(|| std::fs::read("/etc/shadow"));
-        assert_eq!(denied.expect_err("not readable").kind(), io::ErrorKind::PermissionDenied);
+        let denied = nobody.with(|| Ok(std::fs::read("/etc/shadow"))).expect("root may become another");
+        assert_eq!(denied.expect_err("not readable").kind(), std::io::ErrorKind::PermissionDenied);
         std::fs::read("/etc/shadow").expect("root again");
     }
 }

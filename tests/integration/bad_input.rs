@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use crate::warpfs;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -152,8 +153,9 @@ fn directories_fifos_sockets_and_devices_are_refused_and_never_wait() {
             assert!(said.contains("only regular files"), "{said}");
         }
         assert!(setxattr(&path, "user.warpfs.preload").is_err(), "{name}");
-        std::fs::write(mounted.mountpoint.join(".warpfs/preload"), name)
-            .expect("the line is taken, its failure is at close");
+        let mut control = std::fs::File::create(mounted.mountpoint.join(".warpfs/preload")).expect("opened");
+        control.write_all(name.as_bytes()).expect("the line is taken");
+        assert_eq!(close(control).expect_err("and failed").raw_os_error(), Some(libc::EIO), "{name}");
     }
     warpfs!("read", mounted.mountpoint.join("directory")).fails(&["directory"]);
     // And where a directory is walked they are passed over.
@@ -185,15 +187,18 @@ fn an_unreadable_file_is_refused() {
     }
     let getfattr = ["--only-values", "-n", "user.warpfs.preload"];
     as_nobody(Path::new("getfattr"), &getfattr, &secret).fails(&["Permission denied"]);
-    assert_eq!(getxattr(&secret, "user.warpfs.state").as_deref(), Ok("absent"));
     // By a line in the control file, which anyone may write: with the writer's rights.
     let control = mounted.mountpoint.join(".warpfs/preload");
     let script = format!("echo secret > {}; echo open > {0}", control.display());
     let _ = as_nobody(Path::new("sh"), &["-c"], Path::new(&script));
     // The control: what others may read, they may have.
     as_nobody(&binary, &["verify"], &open).ok();
-    assert_eq!(getxattr(&secret, "user.warpfs.state").as_deref(), Ok("absent"));
-    assert_eq!(mounted.counter("loads"), 1, "one load, of the open file, by nobody");
+    let files = mounted.device()["files"].clone();
+    let loaded: Vec<_> =
+        files.as_array().expect("a list").iter().map(|f| (f["path"].as_str(), f["uid"].as_u64())).collect();
+    assert_eq!(loaded.len(), 1, "one load, of the open file, by nobody: {loaded:?}");
+    assert!(loaded[0].0.is_some_and(|path| path.ends_with("open")) && loaded[0].1 == Some(65534), "{loaded:?}");
+    assert_eq!((mounted.counter("loads"), mounted.counter("misses")), (1, 1));
     // root's own copy is another one.
     assert_eq!(getxattr(&open, "user.warpfs.state").as_deref(), Ok("absent"));
 }

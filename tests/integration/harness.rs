@@ -332,3 +332,10 @@ pub fn fake_driver(folder: &Path, flags: &[&str]) {
         .args(flags))
     .ok();
 }
+
+/// close(2) with its error, which dropping a file swallows.
+pub fn close(file: File) -> std::io::Result<()> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: the descriptor was just taken out of its owner.
+    if unsafe { libc::close(file.into_raw_fd()) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

@@ -158,16 +158,18 @@ fn a_killed_loader_fails_nothing_but_its_work() {
 fn a_loader_killed_in_the_middle_of_a_load() {
     let mounted = Mounted::new();
     let path = mounted.mountpoint.join("large");
-    sparse(&mounted.source.join("large"), 1 << 30);
+    sparse(&mounted.source.join("large"), 3 << 30);
     let small = mounted.file("small", &noise(1, 1000));
     warpfs!("preload", small).ok();
     let mut preload = warpfs(["preload".as_ref(), path.as_os_str()]).stdout(Stdio::null()).spawn().expect("started");
-    eventually("it is loading", || getxattr(&path, "user.warpfs.state").as_deref() != Ok("absent"));
-    for loader in mounted.loaders() {
-        signal(loader, libc::SIGKILL);
-    }
-    // Retried or failed, but ended; and the next one works.
-    end(&mut preload, DEADLINE).expect("it ends");
+    eventually("it is loading", || getxattr(&path, "user.warpfs.state").as_deref() == Ok("loading"));
+    let loaders = mounted.loaders();
+    assert_eq!(loaders.len(), 1);
+    signal(loaders[0], libc::SIGKILL);
+    assert_eq!(mounted.counter("loads"), 1, "killed before it was done");
+    // Its work goes to a new loader.
+    assert!(end(&mut preload, DEADLINE).expect("it ends").success());
+    assert_ne!(mounted.loaders(), loaders);
     warpfs!("preload", path).ok();
     warpfs!("verify", path, small).ok();
 }

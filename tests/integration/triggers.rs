@@ -206,11 +206,19 @@ fn the_command_line_preloads_directories_and_reports() {
     assert_eq!(mounted.used(), 0);
 }
 
-/// close(2) with its error, which dropping a file swallows.
-fn close(file: File) -> std::io::Result<()> {
-    use std::os::fd::IntoRawFd;
-    // SAFETY: the descriptor was just taken out of its owner.
-    if unsafe { libc::close(file.into_raw_fd()) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+#[test]
+fn a_terminal_sees_how_far_a_preload_is() {
+    let mounted = Mounted::new();
+    sparse(&mounted.source.join("large"), 1 << 30);
+    let path = mounted.mountpoint.join("large");
+    let command = format!("{} preload {}", warpfs_binary().display(), path.display());
+    let seen = run(Command::new("script").args(["-qec", &command, "/dev/null"]).env("TERM", "xterm")).ok().text();
+    assert!(seen.contains("/1.00 GiB"), "a bar: {seen:?}");
+    assert!(seen.contains("1 file, 1.0 GiB"), "{seen:?}");
+    // The control: into a pipe there is only the summary.
+    warpfs!("evict", path).ok();
+    let seen = warpfs!("preload", path).ok();
+    assert!(seen.stderr.is_empty() && seen.text().lines().count() == 1, "{}{}", seen.stderr, seen.text());
 }
 
 #[test]

@@ -63,7 +63,8 @@ impl Importer for CudaImporter {
 
 struct CudaMapping(Mapped);
 
-impl Mapping for CudaMapping {
+// SAFETY: exactly the range that was mapped for the device, until it is dropped.
+unsafe impl Mapping for CudaMapping {
     fn address(&self) -> u64 {
         self.0.address
     }

@@ -15,6 +15,8 @@ use std::path::PathBuf;
 const LINE_LIMIT: usize = 16 * 1024;
 /// Names that one handle may have waiting, in bytes.
 pub(crate) const WAITING_LIMIT: usize = 16 << 20;
+/// Lines that one handle may have written: each is kept with its result for the reader, at some 300 bytes.
+const LINES_LIMIT: usize = 1 << 20;
 
 pub(crate) struct Lines {
     pub(crate) action: Action,
@@ -50,10 +52,10 @@ impl Lines {
     }
 
     /// Takes what was written; the lines that are complete now are returned with the numbers of their results.
-    /// `None`: too many are waiting already.
+    /// `None`: too many are waiting already, or were written in all.
     pub(crate) fn write(&self, data: &[u8]) -> Option<Vec<(usize, PathBuf)>> {
         let mut state = self.state.lock();
-        if state.waiting > WAITING_LIMIT {
+        if state.waiting > WAITING_LIMIT || state.results.len() > LINES_LIMIT {
             return None;
         }
         if let Some(number) = state.provisional.take().filter(|_| !data.is_empty()) {

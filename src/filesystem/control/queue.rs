@@ -1,6 +1,7 @@
 //! The one thread that works off the lines written to control files, so that no FUSE worker opens thousands of files for
-//! somebody. It keeps the number of loads that are under way in bounds, and with it the descriptors; a write is answered
-//! when its lines are begun, or when its time is up. Called by `fuse` for writes and closes of control files.
+//! somebody. It keeps the number of loads that are under way in bounds, and with it the descriptors. A write is answered
+//! when its lines are begun, or when its time is up: by a second thread, because opening a file can take for ever (a
+//! network file system whose server is gone). Called by `fuse` for writes and closes of control files.
 
 use super::lines::Lines;
 use super::{Action, PATIENCE};
@@ -14,7 +15,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Loads from control files that may be under way at once: each holds a descriptor of its file.
@@ -32,10 +32,12 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct State {
+    /// In the order in which they came; worked off from the front.
     jobs: VecDeque<Job>,
+    /// A line of the first job was taken and is not begun yet.
+    beginning: bool,
     under_way: usize,
     stopping: bool,
-    thread: Option<JoinHandle<()>>,
 }
 
 /// The lines of one write.
@@ -59,14 +61,11 @@ impl Queue {
     pub(crate) fn start(root: OwnedFd, mountpoint: &Path, cache: Arc<Cache>) -> Result<Arc<Queue>> {
         let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
         let worker = Worker { root, mountpoint: mountpoint.to_path_buf(), cache, queue: Arc::downgrade(&queue) };
-        let thread = std::thread::Builder::new()
-            .name("warpfs-control".to_string())
-            .spawn({
-                let queue = queue.clone();
-                move || queue.work(&worker)
-            })
-            .map_err(|e| Failure::system("cannot start the thread for control files", e))?;
-        queue.state.lock().thread = Some(thread);
+        let failed = |e| Failure::system("cannot start a thread for control files", e);
+        let (works, answers) = (Arc::clone(&queue), Arc::clone(&queue));
+        let named = |name: &str| std::thread::Builder::new().name(name.to_string());
+        named("control").spawn(move || works.work(&worker)).map_err(failed)?;
+        named("control-answers").spawn(move || answers.answer()).map_err(failed)?;
         Ok(queue)
     }
 
@@ -80,44 +79,48 @@ impl Queue {
         }
         let deadline = Instant::now() + PATIENCE;
         state.jobs.push_back(Job { lines, paths: paths.into(), deadline, begun: Some(begun) });
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 
-    /// Drops what is waiting and ends the thread.
+    /// Drops what is waiting and ends the threads, without waiting for them.
     pub(crate) fn stop(&self) {
-        let thread = {
-            let mut state = self.state.lock();
-            state.stopping = true;
-            self.changed.notify_one();
-            state.thread.take()
-        };
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.state.lock().stopping = true;
+        self.changed.notify_all();
     }
 
+    /// The life of the thread that begins lines.
     fn work(&self, worker: &Worker) {
         let mut state = self.state.lock();
         while !state.stopping {
-            let now = Instant::now();
-            let due: Vec<Begun> = state.jobs.iter_mut().filter_map(|job| job.due(now)).collect();
+            let room = state.under_way < UNDER_WAY_LIMIT;
+            let job = state.jobs.iter_mut().find(|job| !job.paths.is_empty()).filter(|_| room);
+            let next =
+                job.and_then(|job| job.paths.pop_front().map(|(number, path)| (job.lines.clone(), number, path)));
+            let Some((lines, number, path)) = next else {
+                self.changed.wait(&mut state);
+                continue;
+            };
+            state.under_way += 1;
+            state.beginning = true;
+            parking_lot::MutexGuard::unlocked(&mut state, || worker.begin(lines, number, &path));
+            state.beginning = false;
+            if state.jobs.front().is_some_and(|job| job.paths.is_empty()) {
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// The life of the thread that answers.
+    fn answer(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let due = state.due(Instant::now());
             if !due.is_empty() {
                 parking_lot::MutexGuard::unlocked(&mut state, || due.into_iter().for_each(|begun| begun()));
                 continue;
             }
-            // What is begun is finished in order; a job that is only waiting for its answer has none left to wait for.
-            if state.jobs.front().is_some_and(|job| job.paths.is_empty()) {
-                state.jobs.pop_front();
-                continue;
-            }
-            let room = state.under_way < UNDER_WAY_LIMIT;
-            let next = state.jobs.front_mut().filter(|_| room);
-            if let Some((lines, number, path)) =
-                next.and_then(|job| job.paths.pop_front().map(|(number, path)| (job.lines.clone(), number, path)))
-            {
-                state.under_way += 1;
-                parking_lot::MutexGuard::unlocked(&mut state, || worker.begin(lines, number, &path));
-                continue;
+            if state.stopping {
+                return;
             }
             match state.jobs.iter().filter(|job| job.begun.is_some()).map(|job| job.deadline).min() {
                 Some(deadline) => {
@@ -126,22 +129,30 @@ impl Queue {
                 None => self.changed.wait(&mut state),
             }
         }
-        let rest = std::mem::take(&mut state.jobs);
-        drop(state);
-        rest.into_iter().filter_map(|job| job.begun).for_each(|begun| begun());
     }
 
     fn one_less(&self) {
         let mut state = self.state.lock();
         state.under_way = state.under_way.saturating_sub(1);
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 }
 
-impl Job {
-    /// Whom to tell now.
-    fn due(&mut self, now: Instant) -> Option<Begun> {
-        if self.paths.is_empty() || self.deadline <= now { self.begun.take() } else { None }
+impl State {
+    /// Whom to tell now: those whose lines, and all before them, are begun, and those whose time is up. A close has no
+    /// lines of its own, and so hears when those before it are begun.
+    fn due(&mut self, now: Instant) -> Vec<Begun> {
+        let mut due = Vec::new();
+        while self.stopping || !self.beginning {
+            match self.jobs.front() {
+                Some(job) if self.stopping || job.paths.is_empty() => {
+                    due.extend(self.jobs.pop_front().and_then(|job| job.begun));
+                }
+                _ => break,
+            }
+        }
+        due.extend(self.jobs.iter_mut().filter(|job| job.deadline <= now).filter_map(|job| job.begun.take()));
+        due
     }
 }
 
