@@ -102,6 +102,8 @@ pub struct Setup {
     pub loader: Arc<dyn Loader>,
     /// The budget, in bytes.
     pub limit: u64,
+    /// Allocations that may be live at once: each takes a descriptor.
+    pub pieces: u64,
 }
 
 /// The cache of one daemon.
@@ -123,7 +125,7 @@ impl Cache {
         let mut shelves = Vec::new();
         for (number, device) in devices.into_iter().enumerate() {
             let (sessions, timer) = (Arc::clone(&sessions), Arc::clone(&timer));
-            let shelf = Shelf::new(number, device.memory, device.loader, device.limit, sessions, timer);
+            let shelf = Shelf::new(number, device, sessions, timer);
             dispatch::start(&shelf)?;
             shelves.push(shelf);
         }

@@ -1,5 +1,12 @@
 //! The command line: one file a command. Exit codes: 0 done, 1 failed (the message is on stderr), 2 usage.
 
+/// `println!`, for a stdout that may end or be full.
+macro_rules! say {
+    ($($words:tt)*) => {
+        crate::cli::print_line(format_args!($($words)*))
+    };
+}
+
 mod attach_time;
 mod evict;
 mod loader;
@@ -13,6 +20,7 @@ mod verify;
 
 use crate::failure::Failure;
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Mount a directory so that its files can also be had in GPU memory, by path, as one copy shared by every process.
@@ -72,6 +80,16 @@ impl Cli {
                 ExitCode::FAILURE
             }
         }
+    }
+}
+
+/// One line on stdout. Who reads it may have gone, and a disk may be full: neither is a defect of ours.
+fn print_line(line: std::fmt::Arguments<'_>) {
+    if let Err(e) = writeln!(std::io::stdout(), "{line}") {
+        if e.kind() != std::io::ErrorKind::BrokenPipe {
+            complain(&Failure::system("cannot write to stdout", e));
+        }
+        std::process::exit(1);
     }
 }
 

@@ -61,6 +61,14 @@ impl Config {
             return Err(Failure::new(Code::BadRequest, message));
         }
         let limit = wanted.min(most);
+        if self.budget.is_some() && limit < device.granularity {
+            let message = format!(
+                "--budget {wanted} bytes is less than the least piece of {}, {}",
+                device.label,
+                Human(device.granularity)
+            );
+            return Err(Failure::new(Code::BadRequest, message));
+        }
         if limit < device.granularity {
             let message = format!(
                 "{}: no room for a cache: {} of {} are free, and {} are reserved; set --budget, or --reserve, or use another --device",

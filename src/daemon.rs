@@ -18,8 +18,11 @@ use supervise::Signals;
 
 /// Mounts, calls `ready` with lines for the user, and serves until it is unmounted or told to stop.
 pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -> Result<()> {
-    raise_descriptor_limit();
+    raise_limits();
     let selection = device::select(&config.device)?;
+    // A quarter of the descriptors for copies; the mount's inodes, its handles and the clients share the rest.
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+    let pieces = (descriptors / 4 / selection.memories.len() as u64).max(1);
     let mut devices = Vec::new();
     let mut described = Vec::new();
     for memory in selection.memories {
@@ -27,7 +30,7 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         let limit = config.limit(&info, memory.free())?;
         described.push(format!("{} ({}, budget {})", info.label, info.name, Human(limit)));
         let loader = Arc::new(ChildLoader::new(&info, Settings::default())?);
-        devices.push(Setup { memory, loader, limit });
+        devices.push(Setup { memory, loader, limit, pieces });
     }
     let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();
     let cache = Cache::start(devices).map_err(|e| Failure::system("cannot start the cache's threads", e))?;
@@ -47,9 +50,12 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         tracing::info!("{line}");
     }
     let unmounter = mounted.unmounter();
-    signals
-        .on_stop(move || drop(unmounter.unmount()))
-        .map_err(|e| Failure::system("cannot start the signal thread", e))?;
+    let stop = move || {
+        if let Err(failure) = unmounter.unmount() {
+            tracing::error!("cannot unmount: {failure}");
+        }
+    };
+    signals.on_stop(stop).map_err(|e| Failure::system("cannot start the signal thread", e))?;
     ready(lines);
     let served = mounted.serve();
     // Clients first, so that nobody asks while the loads fail.
@@ -59,8 +65,16 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
     served
 }
 
-/// A descriptor per live inode and per load: as many as the system allows without asking.
-fn raise_descriptor_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+/// The limits of whoever mounts are not those of whoever uses the mount: as much as the system allows without asking.
+fn raise_limits() {
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let limit = getrlimit(resource);
+        let _ = setrlimit(resource, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+    // Who may have more descriptors takes as many as the kernel has for a process; for everybody else this fails.
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|most| most.trim().parse().ok());
+    let _ = most.map(|most| setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) }));
+    // What is still too large is an error of that one write, and not the end of the daemon.
+    // SAFETY: ignoring a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }

@@ -14,6 +14,8 @@ use std::process::{Command, Stdio};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub mountpoint: PathBuf,
+    /// `major:minor`, the same for every place at which one file system is mounted.
+    pub device: String,
     /// `fuse.warpfs` for ours.
     pub kind: String,
     /// For ours, the directory that is fronted.
@@ -36,11 +38,12 @@ pub fn ours() -> Vec<Mount> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
-    let mountpoint = path(fields.nth(4)?);
+    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let mountpoint = path(fields.nth(1)?);
     // Optional fields follow, up to a lone hyphen.
     fields.find(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount { mountpoint, kind, source: path(fields.next()?) })
+    Some(Mount { mountpoint, device, kind, source: path(fields.next()?) })
 }
 
 /// A field of mountinfo, in which space, tab, newline and backslash are octal escapes.
@@ -63,6 +66,20 @@ fn path(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(out))
 }
 
+/// Every place at which the file system with this device number is mounted.
+pub fn of_device(device: Option<&str>) -> Vec<PathBuf> {
+    let ours = list().into_iter().filter(|mount| Some(mount.device.as_str()) == device);
+    ours.map(|mount| mount.mountpoint).collect()
+}
+
+/// What `look` finds at a mount, unless the daemon behind it does not answer: then nothing, after two seconds. A thread
+/// that waits in vain ends with the process.
+pub fn patiently<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::spawn(move || drop(send.send(look())));
+    receive.recv_timeout(std::time::Duration::from_secs(2)).ok()
+}
+
 /// The topmost mount at `mountpoint`.
 pub fn at(mountpoint: &Path) -> Option<Mount> {
     list().into_iter().rfind(|mount| mount.mountpoint == mountpoint)
@@ -71,8 +88,10 @@ pub fn at(mountpoint: &Path) -> Option<Mount> {
 /// Whether a FUSE mount whose daemon is gone lies on `mountpoint`.
 pub fn is_dead(mountpoint: &Path) -> bool {
     let fuse = at(mountpoint).is_some_and(|mount| mount.kind.starts_with("fuse"));
+    let place = mountpoint.to_path_buf();
     // Not stat: the kernel may still answer that from what it remembers.
-    fuse && rustix::fs::statfs(mountpoint).is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED))
+    let state = if fuse { patiently(move || rustix::fs::statfs(&place).map(drop)) } else { None };
+    state.is_some_and(|state| state.is_err_and(|e| matches!(e, Errno::NOTCONN | Errno::CONNABORTED)))
 }
 
 /// Unmounts, and fails where somebody uses the mount.
@@ -127,7 +146,7 @@ mod tests {
         let line = br"36 35 98:0 / /mnt/a\040b rw,noatime shared:1 - fuse.warpfs /data\0541 rw,user_id=0";
         let mount = parse(line).expect("well formed");
         assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
-        assert_eq!(mount.kind, KIND);
+        assert_eq!((mount.kind.as_str(), mount.device.as_str()), (KIND, "98:0"));
         assert_eq!(mount.source, Path::new("/data,1"));
         assert_eq!(parse(b""), None);
     }

@@ -11,6 +11,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Overrides the place of the socket, for the daemon and for clients.
 pub const VARIABLE: &str = "WARPFS_SOCKET";
@@ -60,11 +61,12 @@ pub fn send(socket: impl AsFd, kind: u16, id: u64, body: &[u8], descriptors: &[B
     Ok(())
 }
 
-/// Receives one frame. `None`: the peer closed the connection between two frames.
-pub fn receive(socket: impl AsFd) -> Result<Option<Frame>> {
+/// Receives one frame. `None`: the peer closed the connection between two frames. Once begun, a frame has to be there
+/// whole by `deadline`, however its bytes trickle.
+pub fn receive(socket: impl AsFd, deadline: Instant) -> Result<Option<Frame>> {
     let mut descriptors = Vec::new();
     let mut header = vec![0; FrameHeader::SIZE];
-    if !fill(&socket, &mut header, &mut descriptors)? {
+    if !fill(&socket, &mut header, &mut descriptors, deadline)? {
         return Ok(None);
     }
     let header = FrameHeader::decode(&header).expect("the size was just read");
@@ -72,16 +74,19 @@ pub fn receive(socket: impl AsFd) -> Result<Option<Frame>> {
         return Err(Failure::new(Code::BadRequest, "that is no frame of warpfs' channel"));
     }
     let mut body = vec![0; header.length as usize];
-    if !body.is_empty() && !fill(&socket, &mut body, &mut descriptors)? {
+    if !body.is_empty() && !fill(&socket, &mut body, &mut descriptors, deadline)? {
         return Err(cut_off());
     }
     Ok(Some(Frame { kind: header.kind, id: header.id, body, descriptors }))
 }
 
 /// Fills `buffer`. False: the peer closed before the first byte.
-fn fill(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<bool> {
+fn fill(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>, deadline: Instant) -> Result<bool> {
     let mut done = 0;
     while done < buffer.len() {
+        if Instant::now() > deadline {
+            return Err(Failure::new(Code::BadRequest, "a message that does not end"));
+        }
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(&mut buffer[done..])];
@@ -138,6 +143,10 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+
+    fn receive(socket: &UnixStream) -> Result<Option<Frame>> {
+        super::receive(socket, Instant::now() + std::time::Duration::from_secs(20))
+    }
 
     #[test]
     fn a_frame_arrives_with_its_descriptor() {

@@ -232,6 +232,12 @@ impl Shelf {
             );
             return Failure::new(Code::OutOfMemory, message);
         }
+        if self.budget.is_out_of_pieces() {
+            let message = format!(
+                "{path}: as many files are held on {label} as the daemon has descriptors for; let some go, or raise its limit of open files (ulimit -n)"
+            );
+            return Failure::new(Code::OutOfMemory, message);
+        }
         let holders = self.sessions.holders(self.number);
         let named: Vec<String> = holders
             .iter()

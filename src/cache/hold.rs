@@ -80,7 +80,7 @@ impl Sessions {
         let table = self.table.lock();
         let id = table.by_secret.get(secret).copied();
         id.filter(|id| table.sessions[id].owner.domain == domain).ok_or_else(|| {
-            let message = "the secret belongs to no session of this user in this container: open a session first";
+            let message = "the secret belongs to no session of this user here: open a session with the daemon of this mount (does WARPFS_SOCKET name another one?)";
             Failure::new(Code::BadSession, message)
         })
     }

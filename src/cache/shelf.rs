@@ -7,7 +7,7 @@ use super::hold::{FETCH_TIME, Sessions};
 use super::policy::Policy;
 use super::policy::lru::Lru;
 use super::timer::Timer;
-use super::{Answer, Ask, Evicted, Outcome, SessionId, Standing};
+use super::{Answer, Ask, Evicted, Outcome, SessionId, Setup, Standing};
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
 use crate::loader::{Loader, Watch};
@@ -159,19 +159,13 @@ impl Index {
 }
 
 impl Shelf {
-    pub(super) fn new(
-        number: usize,
-        memory: Arc<dyn Memory>,
-        loader: Arc<dyn Loader>,
-        limit: u64,
-        sessions: Arc<Sessions>,
-        timer: Arc<Timer>,
-    ) -> Arc<Shelf> {
+    pub(super) fn new(number: usize, device: Setup, sessions: Arc<Sessions>, timer: Arc<Timer>) -> Arc<Shelf> {
+        let Setup { memory, loader, limit, pieces } = device;
         Arc::new_cyclic(|this| Shelf {
             number,
             memory,
             loader,
-            budget: Budget::new(limit),
+            budget: Budget::new(limit, pieces),
             counters: Counters::default(),
             sessions,
             index: Mutex::new(Index {
@@ -283,12 +277,13 @@ impl Shelf {
         if self.info().rounded(size) <= self.budget.limit() {
             return Ok(());
         }
+        let (mut size_word, mut limit_word) = (Human(size).to_string(), Human(self.budget.limit()).to_string());
+        if size_word == limit_word {
+            (size_word, limit_word) = (format!("{size} bytes"), format!("{} bytes", self.budget.limit()));
+        }
+        let (path, label) = (file.path.display(), &self.info().label);
         let message = format!(
-            "{}: {} are more than the whole budget of {}, {}: mount with a larger --budget",
-            file.path.display(),
-            Human(size),
-            self.info().label,
-            Human(self.budget.limit()),
+            "{path}: {size_word} are more than the whole budget of {label}, {limit_word}: mount with a larger --budget"
         );
         Err(Failure::new(Code::TooLarge, message))
     }

@@ -6,17 +6,21 @@ use super::session;
 use crate::cache::Cache;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
+use crate::socket;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 /// Sessions at once; each is a thread.
-const SESSIONS: usize = 1024;
+const SESSIONS: usize = 4096;
+/// Sessions of one user, so that nobody locks the others out.
+const PER_USER: usize = 1024;
 
 /// The channel of one daemon.
 pub struct Server {
@@ -31,7 +35,7 @@ impl Server {
         let shown = path.display();
         if std::fs::symlink_metadata(&path).is_ok() {
             if !location::is_stale(&path) {
-                let variable = crate::socket::VARIABLE;
+                let variable = socket::VARIABLE;
                 let message =
                     format!("{shown} is there already, and is no socket that was left: set {variable} to another path");
                 return Err(Failure { errno: libc::EEXIST, ..Failure::new(Code::BadRequest, message) });
@@ -72,8 +76,11 @@ impl Drop for Server {
     }
 }
 
+/// The sessions there are, by user.
+type Count = Arc<Mutex<HashMap<u32, usize>>>;
+
 fn accept(listener: &UnixListener, stop: &Arc<OwnedFd>, cache: &Arc<Cache>) {
-    let sessions = Arc::new(AtomicUsize::new(0));
+    let sessions = Count::default();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&**stop, PollFlags::IN)];
         if poll(&mut ready, None).is_err() {
@@ -94,20 +101,34 @@ fn accept(listener: &UnixListener, stop: &Arc<OwnedFd>, cache: &Arc<Cache>) {
     }
 }
 
-fn admit(socket: UnixStream, stop: &Arc<OwnedFd>, cache: &Arc<Cache>, sessions: &Arc<AtomicUsize>) {
-    if sessions.fetch_add(1, Ordering::Relaxed) >= SESSIONS {
-        sessions.fetch_sub(1, Ordering::Relaxed);
-        let failure = Failure::new(Code::OutOfMemory, format!("{SESSIONS} clients are connected already"));
-        session::refuse(socket.as_fd(), 0, &failure);
+fn admit(socket: UnixStream, stop: &Arc<OwnedFd>, cache: &Arc<Cache>, sessions: &Count) {
+    let user = socket::peer(&socket).map_or(u32::MAX, |(uid, ..)| uid);
+    let mut counts = sessions.lock();
+    if counts.get(&user).copied().unwrap_or(0) >= PER_USER || counts.values().sum::<usize>() >= SESSIONS {
+        drop(counts);
+        let message = format!("user {user} has {PER_USER} connections already, or all users together {SESSIONS}");
+        session::refuse(socket.as_fd(), 0, &Failure::new(Code::OutOfMemory, message));
         return;
     }
+    *counts.entry(user).or_default() += 1;
+    drop(counts);
     let (stop, cache, count) = (Arc::clone(stop), Arc::clone(cache), Arc::clone(sessions));
     let started = std::thread::Builder::new().name("session".into()).spawn(move || {
         session::serve(&socket, &stop, &cache);
-        count.fetch_sub(1, Ordering::Relaxed);
+        one_less(&count, user);
     });
     if let Err(e) = started {
-        sessions.fetch_sub(1, Ordering::Relaxed);
+        one_less(sessions, user);
         tracing::warn!("cannot start a thread for a client: {e}");
+    }
+}
+
+fn one_less(sessions: &Count, user: u32) {
+    let mut counts = sessions.lock();
+    if let Some(count) = counts.get_mut(&user) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&user);
+        }
     }
 }

@@ -9,13 +9,13 @@ use crate::protocol::{
 };
 use crate::socket::{self, Frame};
 use crate::source::Caller;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A client that does not take its replies for this long is dropped.
+/// A client that does not say hello, finish a message or take its replies for this long is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves one client to its end.
@@ -34,7 +34,7 @@ pub(super) fn serve(socket: &UnixStream, stop: &OwnedFd, cache: &Cache) {
     let mut session = None;
     let pid = owner.pid;
     loop {
-        match next(socket, process.as_ref(), stop) {
+        match next(socket, process.as_ref(), stop, session.is_some()) {
             Ok(Some(frame)) if !frame.descriptors.is_empty() => {
                 tracing::warn!(pid, "dropped a client that sent descriptors");
                 break;
@@ -86,18 +86,22 @@ enum Refusal {
     Connection(Failure),
 }
 
-/// The next message; `None` where the session is over.
-fn next(socket: &UnixStream, process: Option<&OwnedFd>, stop: &OwnedFd) -> Result<Option<Frame>> {
+/// The next message; `None` where the session is over. Who has greeted may be silent for as long as it likes.
+fn next(socket: &UnixStream, process: Option<&OwnedFd>, stop: &OwnedFd, greeted: bool) -> Result<Option<Frame>> {
+    let hello = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let timeout = (!greeted).then_some(hello);
     loop {
         let mut ready = vec![PollFd::new(socket, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         ready.extend(process.map(|process| PollFd::new(process, PollFlags::IN)));
-        if poll(&mut ready, None).is_err() {
-            continue;
+        match poll(&mut ready, timeout.as_ref()) {
+            Ok(0) => return Err(Failure::new(Code::BadRequest, "a client that does not say hello")),
+            Ok(_) => {}
+            Err(_) => continue,
         }
         if ready[1..].iter().any(|fd| !fd.revents().is_empty()) {
             return Ok(None);
         }
-        return socket::receive(socket);
+        return socket::receive(socket, Instant::now() + PATIENCE);
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> Done {
         "attach_ms": steps[1],
         "again_ms": steps[2],
     });
-    println!("{report}");
+    say!("{report}");
     drop((buffer, again));
     Ok(())
 }

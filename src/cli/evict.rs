@@ -25,10 +25,10 @@ pub(super) fn run(args: &Args) -> Done {
         }
     }
     failures.iter().for_each(complain);
-    print!("freed {}", Human(freed));
-    if held > 0 {
-        print!("; {} are held, and free when their holders let go", Human(held));
-    }
-    println!();
+    let later = match held {
+        0 => String::new(),
+        held => format!("; {} are held, and free when their holders let go", Human(held)),
+    };
+    say!("freed {}{later}", Human(freed));
     if failures.is_empty() { Ok(()) } else { Err(some_failed()) }
 }

@@ -52,10 +52,10 @@ pub(super) fn run(args: Args) -> Done {
     };
     let socket = crate::socket::overridden();
     let config = Config { mount, device: args.device, budget: args.budget, reserve: args.reserve, socket };
-    let mountpoint = config.mount.mountpoint.clone();
+    let source = config.mount.source.clone();
     let foreground = args.foreground;
-    let report = |lines: &str| lines.lines().for_each(|line| println!("warpfs: {line}"));
-    launch(&mountpoint, foreground, report, move |ready| {
+    let report = |lines: &str| lines.lines().for_each(|line| say!("warpfs: {line}"));
+    launch(&source, foreground, report, move |ready| {
         let signals = Signals::block(&[]);
         daemon::log::start(!foreground);
         let mut ready = Some(ready);

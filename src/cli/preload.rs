@@ -27,7 +27,8 @@ const AT_ONCE: usize = 32;
 
 #[derive(Serialize)]
 struct Report<'a> {
-    path: &'a Path,
+    /// A name that is no UTF-8 is shown as well as it can be.
+    path: &'a str,
     bytes: u64,
     seconds: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,11 @@ struct Sum {
 pub(super) fn run(args: &Args) -> Done {
     let device = args.which.device()?;
     let (files, missing) = paths::files(&args.which.paths);
-    missing.iter().for_each(complain);
+    for failure in &missing {
+        // The path stands in the failure's words.
+        report(args.json, "", &Err(failure.clone()), Duration::ZERO);
+        complain(failure);
+    }
     let total = files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|meta| meta.len()).sum();
     let bar = if args.json { ProgressBar::hidden() } else { progress_bar(total) };
     let sum = Mutex::new(Sum { failed: missing.len(), ..Sum::default() });
@@ -77,7 +82,7 @@ pub(super) fn run(args: &Args) -> Done {
         // What was there already takes no time, and has no rate.
         let rate =
             if seconds < 0.001 { String::new() } else { format!(" ({:.2} GB/s)", sum.bytes as f64 / seconds / 1e9) };
-        println!("{} {files}, {}, in {seconds:.3} s{rate}", sum.files, Human(sum.bytes));
+        say!("{} {files}, {}, in {seconds:.3} s{rate}", sum.files, Human(sum.bytes));
     }
     if sum.failed == 0 { Ok(()) } else { Err(some_failed()) }
 }
@@ -96,17 +101,23 @@ fn preload(path: &Path, device: Device, bar: &ProgressBar) -> Result<u64, Failur
 }
 
 fn tell(json: bool, path: &Path, result: &Result<u64, Failure>, time: Duration, bar: &ProgressBar) {
-    if json {
-        let (bytes, error) = match result {
-            Ok(bytes) => (*bytes, None),
-            Err(failure) => (0, Some(failure.message.as_str())),
-        };
-        let report = Report { path, bytes, seconds: time.as_secs_f64(), error };
-        println!("{}", serde_json::to_string(&report).expect("plain values become JSON"));
-    }
+    report(json, &path.to_string_lossy(), result, time);
     if let Err(failure) = result {
         bar.suspend(|| complain(failure));
     }
+}
+
+/// The line of JSON for one file.
+fn report(json: bool, path: &str, result: &Result<u64, Failure>, time: Duration) {
+    if !json {
+        return;
+    }
+    let (bytes, error) = match result {
+        Ok(bytes) => (*bytes, None),
+        Err(failure) => (0, Some(failure.message.as_str())),
+    };
+    let report = Report { path, bytes, seconds: time.as_secs_f64(), error };
+    say!("{}", serde_json::to_string(&report).expect("plain values become JSON"));
 }
 
 /// A bar on stderr, where that is a terminal.

@@ -32,35 +32,36 @@ fn mounted(as_json: bool) -> Done {
         let stats = if mounts::is_dead(&mount.mountpoint) {
             Err("its daemon is gone; `warpfs umount` takes it away".to_string())
         } else {
-            let text = std::fs::read_to_string(mount.mountpoint.join(".warpfs/stats"));
-            text.map_err(|e| e.to_string())
-                .and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
+            let path = mount.mountpoint.join(".warpfs/stats");
+            let text = mounts::patiently(move || std::fs::read_to_string(path).map_err(|e| e.to_string()));
+            let text = text.unwrap_or_else(|| Err("its daemon does not answer".into()));
+            text.and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
         };
         if as_json {
             let (stats, error) = (stats.as_ref().ok(), stats.as_ref().err());
             shown.push(json!({
-                "source": mount.source, "mountpoint": mount.mountpoint, "stats": stats, "error": error
+                "source": mount.source.to_string_lossy(), "mountpoint": mount.mountpoint.to_string_lossy(), "stats": stats, "error": error
             }));
             continue;
         }
-        println!("{} on {}", mount.source.display(), mount.mountpoint.display());
+        say!("{} on {}", mount.source.display(), mount.mountpoint.display());
         match stats {
-            Err(error) => println!("  {error}"),
+            Err(error) => say!("  {error}"),
             Ok(stats) => stats["devices"].as_array().into_iter().flatten().for_each(print_device),
         }
         shown.push(Value::Null);
     }
     if as_json {
-        println!("{:#}", Value::Array(shown));
+        say!("{:#}", Value::Array(shown));
     } else if shown.is_empty() {
-        println!("nothing is mounted; `warpfs mount SOURCE MOUNTPOINT` mounts a directory");
+        say!("nothing is mounted; `warpfs mount SOURCE MOUNTPOINT` mounts a directory");
     }
     Ok(())
 }
 
 fn print_device(device: &Value) {
     let number = |name: &str| device[name].as_u64().unwrap_or(0);
-    println!(
+    say!(
         "  {} ({}): {} of {} in use; {} files resident, {} loading; {} hits, {} misses",
         device["label"].as_str().unwrap_or("?"),
         device["name"].as_str().unwrap_or("?"),
@@ -73,13 +74,14 @@ fn print_device(device: &Value) {
     );
     for holder in device["holders"].as_array().into_iter().flatten() {
         let bytes = holder["bytes"].as_u64().unwrap_or(0);
-        println!("    held by process {} of user {}: {}", holder["pid"], holder["uid"], Human(bytes));
+        say!("    held by process {} of user {}: {}", holder["pid"], holder["uid"], Human(bytes));
     }
 }
 
 #[derive(Serialize)]
 struct FileState {
-    path: PathBuf,
+    /// A name that is no UTF-8 is shown as well as it can be.
+    path: String,
     state: &'static str,
     size: u64,
     loaded: u64,
@@ -98,6 +100,7 @@ fn files(args: &Args) -> Done {
         let state = State::from_number(status.state).unwrap_or(State::Absent).word();
         let error = (status.error != 0).then(|| field_text(&status.message));
         let (size, loaded, holders, generation) = (status.size, status.loaded, status.holders, status.generation);
+        let path = path.to_string_lossy().into_owned();
         Ok(FileState { path, state, size, loaded, holders, generation, error })
     };
     let mut states = Vec::new();
@@ -108,7 +111,7 @@ fn files(args: &Args) -> Done {
         }
     }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&states).expect("plain values become JSON"));
+        say!("{}", serde_json::to_string_pretty(&states).expect("plain values become JSON"));
     } else {
         states.iter().for_each(print_file);
     }
@@ -117,15 +120,15 @@ fn files(args: &Args) -> Done {
 }
 
 fn print_file(file: &FileState) {
-    print!("{:<8}  {:>10}  {}", file.state, Human(file.size).to_string(), file.path.display());
+    let mut line = format!("{:<8}  {:>10}  {}", file.state, Human(file.size).to_string(), file.path);
     if file.state == "loading" {
-        print!("  ({} have arrived)", Human(file.loaded));
+        line += &format!("  ({} have arrived)", Human(file.loaded));
     }
     if file.holders > 0 {
-        print!("  (held by {})", file.holders);
+        line += &format!("  (held by {})", file.holders);
     }
     if let Some(error) = &file.error {
-        print!("  (last load failed: {error})");
+        line += &format!("  (last load failed: {error})");
     }
-    println!();
+    say!("{line}");
 }

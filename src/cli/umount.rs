@@ -38,7 +38,10 @@ pub(super) fn run(args: &Args) -> Done {
     let Some(daemon) = daemon else { return Ok(()) };
     let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
     if poll(&mut ended, Some(&PATIENCE)) == Ok(0) {
-        let message = format!("{shown} is unmounted, but its daemon is still busy after {} s", PATIENCE.tv_sec);
+        let message = format!(
+            "{shown} is unmounted, but its daemon is still busy after {} s: files of it are open, or a bind mount or another mount namespace (a container) still has it",
+            PATIENCE.tv_sec
+        );
         return Err(Failure::new(Code::Io, message));
     }
     Ok(())
@@ -62,7 +65,8 @@ fn resolve(path: &Path) -> PathBuf {
 /// The daemon's process, as its statistics name it, unless that number is somebody else's here (the daemon may be in
 /// another PID namespace).
 fn daemon_of(mountpoint: &Path) -> Option<OwnedFd> {
-    let stats = std::fs::read_to_string(mountpoint.join(".warpfs/stats")).ok()?;
+    let path = mountpoint.join(".warpfs/stats");
+    let stats = mounts::patiently(|| std::fs::read_to_string(path))?.ok()?;
     let stats: serde_json::Value = serde_json::from_str(&stats).ok()?;
     let pid = i32::try_from(stats.get("pid")?.as_i64()?).ok()?;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;

@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> Done {
             compare(&buffer, &file, path)
         });
         match verified {
-            Ok(bytes) => println!("{}: {bytes} bytes in device memory equal the file's", path.display()),
+            Ok(bytes) => say!("{}: {bytes} bytes in device memory equal the file's", path.display()),
             Err(failure) => failures.push(failure),
         }
     }

@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A daemon that does not answer for this long is taken for gone.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -266,10 +266,17 @@ impl Connection {
     fn ask(&mut self, kind: u16, body: &[u8]) -> Result<Frame> {
         self.last_id += 1;
         let gone = |failure: Failure| Failure::new(Code::NotRunning, format!("the daemon does not answer: {failure}"));
-        socket::send(&self.socket, kind, self.last_id, body, &[]).map_err(gone)?;
+        let sent = socket::send(&self.socket, kind, self.last_id, body, &[]);
         let closed = || Failure::new(Code::NotRunning, "the daemon closed the connection");
         let frame = loop {
-            let frame = socket::receive(&self.socket).map_err(gone)?.ok_or_else(closed)?;
+            // Also where it could not be sent: a daemon that hangs up has said why.
+            let frame = socket::receive(&self.socket, Instant::now() + PATIENCE);
+            let frame = match (frame, &sent) {
+                (Ok(Some(frame)), _) => frame,
+                (_, Err(failure)) => return Err(gone(failure.clone())),
+                (Err(failure), Ok(())) => return Err(gone(failure)),
+                (Ok(None), Ok(())) => return Err(closed()),
+            };
             // The late answer to a request that was given up, unless it is about the connection itself.
             if frame.id == self.last_id || frame.id == 0 {
                 break frame;

@@ -69,11 +69,11 @@ impl Ready {
     }
 }
 
-/// Runs `daemon` in a process of its own, and returns in the caller's process only, when the daemon has said that it is
+/// Runs `daemon`, which mounts `source`, in a process of its own, and returns in the caller's process only, when the daemon has said that it is
 /// ready (background) or has ended (foreground). `report` gets the daemon's lines. The daemon must speak through the
 /// [`Ready`] that it gets, and returns its exit code.
 pub fn launch(
-    mountpoint: &Path,
+    source: &Path,
     foreground: bool,
     report: impl FnOnce(&str),
     daemon: impl FnOnce(Ready) -> i32,
@@ -102,7 +102,7 @@ pub fn launch(
         heard = hear(reader, report);
     }
     let status = supervise(pid, &signals);
-    sweep(mountpoint);
+    sweep(source);
     if background {
         std::process::exit(i32::from(status != 0));
     }
@@ -149,12 +149,15 @@ fn supervise(pid: libc::pid_t, signals: &Signals) -> libc::c_int {
     }
 }
 
-/// Takes the mount away if its daemon is dead, so that whoever touches it gets the directory and not ENOTCONN.
-fn sweep(mountpoint: &Path) {
-    if crate::mounts::is_dead(mountpoint)
-        && let Err(failure) = crate::mounts::detach(mountpoint)
-    {
-        eprintln!("warpfs: {failure}");
+/// Takes the mount away if its daemon is dead, so that whoever touches it gets the directory and not ENOTCONN: wherever
+/// it is by now, and every copy of it.
+fn sweep(source: &Path) {
+    for mount in crate::mounts::ours().into_iter().filter(|mount| mount.source == source) {
+        if crate::mounts::is_dead(&mount.mountpoint)
+            && let Err(failure) = crate::mounts::detach(&mount.mountpoint)
+        {
+            eprintln!("warpfs: {failure}");
+        }
     }
 }
 

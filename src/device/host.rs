@@ -47,7 +47,13 @@ impl Memory for HostMemory {
     fn allocate(&self, size: u64) -> Result<Allocation> {
         let what = || format!("cannot create {size} bytes of host memory");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let descriptor = rustix::fs::memfd_create("warpfs", flags).map_err(|e| Failure::system(what(), e))?;
+        let descriptor = rustix::fs::memfd_create("warpfs", flags).map_err(|e| match e {
+            // As good as no memory: room can be made.
+            rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => {
+                Failure { code: Code::OutOfMemory, ..Failure::system(what(), e) }
+            }
+            e => Failure::system(what(), e),
+        })?;
         rustix::fs::ftruncate(&descriptor, size).map_err(|e| Failure::system(what(), e))?;
         Ok(Allocation::new(descriptor, size, None))
     }
@@ -85,6 +91,9 @@ impl Importer for HostImporter {
         let address =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, descriptor, 0) }
                 .map_err(|e| Failure::system(what(), e))?;
+        // A forked child would keep the memory of a lease that is over.
+        // SAFETY: exactly the range mapped above; the advice changes what a fork copies, and nothing here.
+        let _ = unsafe { rustix::mm::madvise(address, length, rustix::mm::Advice::LinuxDontFork) };
         Ok(Box::new(HostMapping { address, length, access }))
     }
 

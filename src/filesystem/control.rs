@@ -80,7 +80,7 @@ impl Control {
     /// Hands the lines that `data` completes to the queue.
     pub(crate) fn write(&self, lines: &Arc<Lines>, data: &[u8], over: Over) {
         match lines.write(data) {
-            None => over(Err(Errno::NOSPC)), // the writer is far ahead of the loads
+            None => over(Err(Errno::AGAIN)), // the writer is far ahead of the loads
             Some(paths) if paths.is_empty() => over(Ok(())),
             Some(paths) => self.queue.push(lines.clone(), paths, Box::new(move || over(Ok(())))),
         }

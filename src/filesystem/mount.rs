@@ -12,8 +12,9 @@ use super::inode::Inodes;
 use crate::cache::Cache;
 use crate::config::MountOptions;
 use crate::failure::{Failure, Result};
+use crate::mounts;
 use crate::protocol::Code;
-use fuser::{Config, InitFlags, KernelConfig, MountOption, Session, SessionACL, SessionUnmounter};
+use fuser::{Config, InitFlags, KernelConfig, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
@@ -50,7 +51,8 @@ pub struct Mounted {
 #[derive(Clone)]
 pub struct Unmounter {
     mountpoint: PathBuf,
-    session: Arc<Mutex<SessionUnmounter>>,
+    /// The mount's device number, by which it is known wherever it is now, and whatever lies on top of it.
+    device: Option<String>,
 }
 
 /// Mounts `options.source` at `options.mountpoint`. Requests are answered when [`Mounted::serve`] runs.
@@ -64,8 +66,6 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         .map_err(|e| Failure::system(format!("cannot open the source {}", options.source.display()), e))?;
     checks::mountpoint(options)?;
     checks::device()?;
-    raise_descriptor_limit();
-
     let stacked = rustix::fs::fstatfs(&root).is_ok_and(|s| s.f_type == OVERLAYFS_MAGIC);
     let config = session_config(options, &root);
     let fs = file_system(options, root, cache, facts)?;
@@ -77,12 +77,12 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         reason: reason.clone(),
     };
 
-    let mut session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
+    let session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
         fs.control.queue.stop();
         checks::refused(options, &e)
     })?;
-    let unmounter =
-        Unmounter { mountpoint: options.mountpoint.clone(), session: Arc::new(Mutex::new(session.unmount_callable())) };
+    let device = mounts::at(&options.mountpoint).map(|mount| mount.device);
+    let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device };
     let passthrough = reason.lock().clone();
     Ok(Mounted { session, unmounter, fs, passthrough })
 }
@@ -112,13 +112,20 @@ impl Mounted {
 }
 
 impl Unmounter {
-    /// Unmounts; where the mount is in use it is taken out of sight at once and goes when its last user lets go.
+    /// Unmounts, wherever the mount is seen by now; where it is in use it is taken out of sight at once and goes when its
+    /// last user lets go. A foreign mount on top of it stays.
     pub fn unmount(&self) -> Result<()> {
-        let Err(busy) = self.session.lock().unmount() else {
-            return Ok(());
-        };
-        tracing::info!("{} is in use ({busy}): detached", self.mountpoint.display());
-        crate::mounts::detach(&self.mountpoint)
+        let mut done = Ok(());
+        for place in mounts::of_device(self.device.as_deref()) {
+            if mounts::at(&place).map(|top| top.device) != self.device {
+                let message = format!("{}: something else is mounted on top; unmount that first", place.display());
+                done = Err(Failure::new(Code::BadRequest, message));
+            } else if let Err(busy) = mounts::unmount(&place) {
+                tracing::info!("{busy}: detached");
+                done = done.and(mounts::detach(&place));
+            }
+        }
+        done
     }
 }
 
@@ -152,23 +159,19 @@ fn session_config(options: &MountOptions, root: &OwnedFd) -> Config {
         MountOption::DefaultPermissions,
     ];
     if privileged {
+        // fuser adds nosuid and nodev: a mount in the source may have them although the source's own has not, and
+        // crossing the boundary must not take them off.
         let flags = rustix::fs::fstatvfs(root).map(|s| s.f_flag).unwrap_or(StatVfsMountFlags::empty());
-        // What the source's own mount forbids stays forbidden.
-        if !flags.contains(StatVfsMountFlags::NOSUID) {
-            wanted.push(MountOption::Suid);
-        }
-        if !flags.contains(StatVfsMountFlags::NODEV) {
-            wanted.push(MountOption::Dev);
-        }
         if flags.contains(StatVfsMountFlags::NOEXEC) {
             wanted.push(MountOption::NoExec);
         }
     }
+    // More than the processors: a worker may wait for a disk, or for somebody's lease.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let mut config = Config::default();
     config.mount_options = wanted;
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(cores.clamp(2, 8));
+    config.n_threads = Some((2 * cores).clamp(8, 32));
     config.clone_fd = true;
     config
 }
@@ -180,17 +183,6 @@ fn escaped(name: &str) -> String {
 
 fn has(capability: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(capability))
-}
-
-/// An O_PATH descriptor for every inode that the kernel knows needs more than the customary 1,024.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let own = getrlimit(Resource::Nofile);
-    let system = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|s| s.trim().parse().ok());
-    let most = if has(CapabilitySet::SYS_RESOURCE) { system.or(own.maximum) } else { own.maximum };
-    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }) {
-        tracing::warn!("cannot raise the limit of open files from {:?} to {most:?}: {e}", own.current);
-    }
 }
 
 /// Half of the descriptors that this process may have; the other half is for open files and everything else.

@@ -103,6 +103,8 @@ fn settle(arguments: &Arguments) {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+    // Also one that is stopped, or waits for a disk, ends with its daemon.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     // What the daemon keeps from its own threads must reach this process.
     // SAFETY: an empty set, initialised by sigemptyset; the mask of this thread, the only one yet, is ours to change.
     unsafe {

@@ -215,6 +215,29 @@ fn a_file_larger_than_the_budget() {
 }
 
 #[test]
+fn a_reader_that_goes_a_full_disk_and_odd_names() {
+    use std::os::unix::ffi::OsStrExt;
+    let mounted = Mounted::new();
+    let odd = std::ffi::OsStr::from_bytes(b"odd \xff\xfe\n name");
+    std::fs::write(mounted.source.join(odd), b"content").expect("created");
+    for i in 0..200 {
+        mounted.file(&format!("f{i}"), b"x");
+    }
+    for command in ["preload --json", "status --json", "status", "verify", "evict"] {
+        let words: Vec<_> = command.split(' ').collect();
+        let output = run(warpfs(&words).arg(&mounted.mountpoint)).ok();
+        if command.contains("json") {
+            assert!(output.text().contains("odd "), "{}", output.text());
+        }
+    }
+    let shell = |script: String| run(Command::new("sh").args(["-c", &script]));
+    let (binary, path) = (warpfs_binary().display().to_string(), mounted.mountpoint.display().to_string());
+    let quiet = shell(format!("{binary} verify {path} | head -1 >/dev/null; {binary} read {path}/f1 | true")).ok();
+    assert!(!quiet.stderr.contains("panicked"), "{}", quiet.stderr);
+    shell(format!("{binary} status {path} > /dev/full")).fails(&["cannot write to stdout", "No space left"]);
+}
+
+#[test]
 fn an_empty_file_works() {
     let mounted = Mounted::new();
     let path = mounted.file("empty", b"");

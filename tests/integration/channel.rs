@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use warpfs::protocol::*;
-use warpfs::socket::{receive, send};
+use warpfs::socket::send;
 
 fn connect(mounted: &Mounted) -> UnixStream {
     let socket = UnixStream::connect(mounted.socket()).expect("connected");

@@ -339,3 +339,8 @@ pub fn close(file: File) -> std::io::Result<()> {
     // SAFETY: the descriptor was just taken out of its owner.
     if unsafe { libc::close(file.into_raw_fd()) } == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
+
+/// The next frame on a socket, in time.
+pub fn receive(socket: &std::os::unix::net::UnixStream) -> warpfs::failure::Result<Option<warpfs::socket::Frame>> {
+    warpfs::socket::receive(socket, Instant::now() + DEADLINE)
+}

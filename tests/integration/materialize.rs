@@ -191,7 +191,7 @@ fn a_copy_cannot_be_changed_by_its_clients() {
     let socket = std::os::unix::net::UnixStream::connect(mounted.socket()).expect("connected");
     let hello = Hello { magic: warpfs::protocol::HELLO_MAGIC, version: 1, capabilities: 0 };
     warpfs::socket::send(&socket, kind::HELLO, 1, &hello.encode(), &[]).expect("sent");
-    let reply = warpfs::socket::receive(&socket).expect("received").expect("a frame");
+    let reply = crate::harness::receive(&socket).expect("received").expect("a frame");
     let secret = warpfs::protocol::HelloReply::decode(&reply.body).expect("a hello").secret;
     let mut ask = MaterializeIoctl::zeroed();
     ask.secret = secret;
@@ -200,7 +200,7 @@ fn a_copy_cannot_be_changed_by_its_clients() {
     assert_eq!((errno, granted.state), (0, 2));
     let fetch = Fetch { allocation: granted.allocation };
     warpfs::socket::send(&socket, kind::FETCH, 2, &fetch.encode(), &[]).expect("sent");
-    let reply = warpfs::socket::receive(&socket).expect("received").expect("a frame");
+    let reply = crate::harness::receive(&socket).expect("received").expect("a frame");
     let memory = &reply.descriptors[0];
     assert_eq!(rustix::io::pwrite(memory, b"x", 0), Err(rustix::io::Errno::PERM));
     assert_eq!(rustix::fs::ftruncate(memory, 0), Err(rustix::io::Errno::PERM));

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 const LINE_LIMIT: usize = 16 * 1024;
 /// Names that one handle may have waiting, in bytes.
 pub(crate) const WAITING_LIMIT: usize = 16 << 20;
-/// Lines that one handle may have written: each is kept with its result for the reader, at some 300 bytes.
-const LINES_LIMIT: usize = 1 << 20;
+/// Lines that are kept with their results for the reader, at some 300 bytes each; of those after them, only the sums.
+const LINES_KEPT: usize = 1 << 16;
 
 pub(crate) struct Lines {
     pub(crate) action: Action,
@@ -29,6 +29,7 @@ pub(crate) struct Lines {
 struct State {
     splitter: Splitter,
     results: Vec<Line>,
+    more: More,
     /// The result of the unfinished line that a close had done.
     provisional: Option<usize>,
     /// Bytes of names not yet begun.
@@ -36,6 +37,14 @@ struct State {
     /// What a reader gets next: a result, and the rest of one that did not fit.
     next: usize,
     rest: Vec<u8>,
+}
+
+/// What became of the lines that are not kept.
+#[derive(Default)]
+struct More {
+    lines: usize,
+    done: usize,
+    failed: usize,
 }
 
 struct Line {
@@ -52,14 +61,16 @@ impl Lines {
     }
 
     /// Takes what was written; the lines that are complete now are returned with the numbers of their results.
-    /// `None`: too many are waiting already, or were written in all.
+    /// `None`: too many are waiting already.
     pub(crate) fn write(&self, data: &[u8]) -> Option<Vec<(usize, PathBuf)>> {
         let mut state = self.state.lock();
-        if state.waiting > WAITING_LIMIT || state.results.len() > LINES_LIMIT {
+        if state.waiting > WAITING_LIMIT {
             return None;
         }
-        if let Some(number) = state.provisional.take().filter(|_| !data.is_empty()) {
-            state.results[number].void = true;
+        if let Some(number) = state.provisional.take().filter(|_| !data.is_empty())
+            && let Some(line) = state.results.get_mut(number)
+        {
+            line.void = true;
         }
         let complete = state.splitter.split(data);
         Some(complete.into_iter().filter_map(|line| state.add(&line)).collect())
@@ -83,24 +94,32 @@ impl Lines {
     }
 
     pub(crate) fn done(&self, number: usize, result: Result<()>) {
-        if let Some(line) = self.state.lock().results.get_mut(number) {
-            line.result = Some(result);
+        let mut state = self.state.lock();
+        match state.results.get_mut(number) {
+            Some(line) => line.result = Some(result),
+            None => {
+                state.more.done += 1;
+                state.more.failed += usize::from(result.is_err());
+            }
         }
     }
 
     /// Whether a line failed, as far as is known.
     pub(crate) fn failed(&self) -> bool {
-        self.state.lock().results.iter().any(|line| !line.void && matches!(line.result, Some(Err(_))))
+        let state = self.state.lock();
+        state.more.failed > 0 || state.results.iter().any(|line| !line.void && matches!(line.result, Some(Err(_))))
     }
 
     /// The next results as text; nothing at their end, after which they begin anew.
     pub(crate) fn read(&self, size: usize) -> Vec<u8> {
         let mut state = self.state.lock();
         while state.rest.len() < size {
-            let Some(line) = state.results.get(state.next) else {
-                break;
+            let text = match state.results.get(state.next) {
+                Some(line) if line.void => Vec::new(),
+                Some(line) => line.text(),
+                None if state.next == state.results.len() && state.more.lines > 0 => state.more.text(),
+                None => break,
             };
-            let text = if line.void { Vec::new() } else { line.text() };
             state.rest.extend(text);
             state.next += 1;
         }
@@ -121,15 +140,29 @@ impl State {
             return None;
         }
         let path = PathBuf::from(OsStr::from_bytes(line));
-        let number = self.results.len();
+        let number = self.results.len() + self.more.lines;
         let too_long = line.len() >= LINE_LIMIT;
         let result = too_long.then(|| Err(Failure::new(Code::BadRequest, "the line is longer than any path")));
-        self.results.push(Line { path: path.clone(), result, void: false });
+        if self.results.len() < LINES_KEPT {
+            self.results.push(Line { path: path.clone(), result, void: false });
+        } else {
+            self.more.lines += 1;
+            self.more.done += usize::from(too_long);
+            self.more.failed += usize::from(too_long);
+        }
         if too_long {
             return None;
         }
         self.waiting += line.len();
         Some((number, path))
+    }
+}
+
+impl More {
+    fn text(&self) -> Vec<u8> {
+        let More { lines, done, failed } = self;
+        format!("and {lines} more lines: {} ok, {failed} failed, {} on their way\n", done - failed, lines - done)
+            .into_bytes()
     }
 }
 

@@ -93,7 +93,9 @@ impl Queue {
         let mut state = self.state.lock();
         while !state.stopping {
             let room = state.under_way < UNDER_WAY_LIMIT;
-            let job = state.jobs.iter_mut().find(|job| !job.paths.is_empty()).filter(|_| room);
+            // Giving up needs no room, and makes some.
+            let may = |job: &&mut Job| !job.paths.is_empty() && (room || matches!(job.lines.action, Action::Evict));
+            let job = state.jobs.iter_mut().find(may);
             let next =
                 job.and_then(|job| job.paths.pop_front().map(|(number, path)| (job.lines.clone(), number, path)));
             let Some((lines, number, path)) = next else {
