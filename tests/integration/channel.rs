@@ -150,3 +150,53 @@ fn the_socket_is_the_owners_and_goes_with_the_daemon() {
     assert_eq!(mode(&mounted.socket()), 0o666);
     assert_eq!(mode(mounted.socket().parent().expect("a folder")) & 0o055, 0o055);
 }
+
+#[test]
+fn a_file_that_is_no_socket_is_never_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let notes = folder.path().join("notes.txt");
+    std::fs::write(&notes, "precious").expect("written");
+    let path = notes.to_str().expect("text");
+    let refused = Mounted::prepare().mount(&["--device", "host"], &[("WARPFS_SOCKET", path)]).expect_err("refused");
+    refused.fails(&["notes.txt", "no socket", "WARPFS_SOCKET"]);
+    assert_eq!(std::fs::read(&notes).expect("still there"), b"precious");
+    // The control: a name that is free is taken, and one whose daemon was killed is taken over.
+    let socket = folder.path().join("s.sock");
+    let environment = [("WARPFS_SOCKET", socket.to_str().expect("text"))];
+    let mounted = Mounted::prepare().mount(&["--device", "host"], &environment).expect("mounted");
+    assert_eq!(mounted.socket(), socket);
+    signal(mounted.daemon(), libc::SIGKILL);
+    eventually("the mount is taken away", || !mounted.is_mounted());
+    assert!(socket.exists(), "left behind");
+    let mounted = Mounted::prepare().mount(&["--device", "host"], &environment).expect("mounted");
+    drop(mounted);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn descriptors_sent_to_the_daemon_do_not_stay_there() {
+    use std::os::fd::AsFd;
+    let mounted = Mounted::new();
+    let path = mounted.file("f", b"content");
+    let count = || std::fs::read_dir(format!("/proc/{}/fd", mounted.daemon())).expect("alive").count();
+    let before = count();
+    let null = std::fs::File::open("/dev/null").expect("opened");
+    let socket = connect(&mounted);
+    greet(&socket, PROTOCOL_VERSION);
+    // One frame that never ends, with descriptors beside every byte.
+    let header = FrameHeader { length: FRAME_LIMIT, kind: kind::FETCH, reserved: 0, id: 1 }.encode();
+    (&socket).write_all(&header).expect("written");
+    for _ in 0..500 {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+        let sent = [null.as_fd(); 4];
+        assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&sent)));
+        let byte = [std::io::IoSlice::new(b"x")];
+        if rustix::net::sendmsg(&socket, &byte, &mut ancillary, rustix::net::SendFlags::NOSIGNAL).is_err() {
+            break; // dropped already
+        }
+    }
+    assert!(is_dropped(&socket));
+    eventually("the descriptors are closed", || count() <= before + 3);
+    warpfs!("verify", path).ok();
+}

@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use crate::warpfs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -227,4 +228,117 @@ fn an_ordinary_user_mounts_and_is_served() {
             test -z "$(ls run/warpfs)"
         ' sh "$1""#;
     run(std::process::Command::new("unshare").args(["--mount", "sh", "-c", script, "sh"]).arg(folder.path())).ok();
+}
+
+#[test]
+fn a_foreign_mount_on_top_is_left_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return; // nobody else may mount there
+    }
+    let mounted = Mounted::new();
+    let daemon = mounted.daemon();
+    run(std::process::Command::new("mount").args(["-t", "tmpfs", "foreign"]).arg(&mounted.mountpoint)).ok();
+    std::fs::write(mounted.mountpoint.join("precious"), "x").expect("written");
+    signal(daemon, libc::SIGTERM);
+    std::thread::sleep(Duration::from_millis(500));
+    let kept = std::fs::read(mounted.mountpoint.join("precious"));
+    run(std::process::Command::new("umount").arg(&mounted.mountpoint)).ok();
+    assert_eq!(kept.expect("still there"), b"x");
+    // When it is gone, the same signal does its work.
+    signal(daemon, libc::SIGTERM);
+    eventually("the daemon ends", || !is_alive(daemon));
+    assert!(!mounted.is_mounted());
+}
+
+#[test]
+fn a_mount_that_was_moved_is_still_taken_away() {
+    for number in [libc::SIGTERM, libc::SIGKILL] {
+        let mut mounted = Mounted::prepare();
+        let (before, after) = (mounted.mountpoint.join("p"), mounted.mountpoint.join("q"));
+        mounted.mountpoint = before.join("m");
+        std::fs::create_dir_all(&mounted.mountpoint).expect("created");
+        let mounted = mounted.mount(&["--device", "host"], &[]).expect("mounted");
+        let daemon = mounted.daemon();
+        std::fs::rename(&before, &after).expect("moved, with the mount in it");
+        signal(daemon, number);
+        eventually("no dead mount", || {
+            std::fs::read_dir(after.join("m")).is_ok_and(|mut names| names.next().is_none())
+        });
+        eventually("the daemon ends", || !is_alive(daemon));
+    }
+}
+
+#[test]
+fn the_limits_of_whoever_mounts_end_no_daemon() {
+    let mounted = Mounted::prepare();
+    for i in 0..300 {
+        mounted.file(&format!("f{i}"), b"content");
+    }
+    let script = r#"ulimit -n 256; ulimit -f 100; exec "$0" mount --device host --no-passthrough "$1" "$2""#;
+    let mut command = std::process::Command::new("prlimit");
+    // prlimit takes CAP_SYS_RESOURCE's way out away: these are hard limits.
+    command.args(["--nofile=256:256", "--fsize=102400:102400", "setpriv", "--bounding-set=-sys_resource"]);
+    command.args(["--inh-caps=-sys_resource", "sh", "-c", script]);
+    run(command.arg(warpfs_binary()).args([&mounted.source, &mounted.mountpoint])).ok();
+    // A write beyond the daemon's own limit is an error of that write.
+    let written = std::fs::write(mounted.mountpoint.join("large"), vec![0; 1 << 20]);
+    assert_eq!(written.expect_err("beyond the limit").raw_os_error(), Some(libc::EFBIG));
+    std::fs::remove_file(mounted.mountpoint.join("large")).expect("removed");
+    // More files than it has descriptors for: old copies go, and the directory stays what it is.
+    warpfs!("preload", mounted.mountpoint).ok();
+    assert!(mounted.device()["resident_files"].as_u64().expect("a number") <= 64);
+    assert!(mounted.counter("evictions") > 200);
+    assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect("listed").count(), 300);
+    warpfs!("verify", mounted.mountpoint.join("f7")).ok();
+}
+
+#[test]
+fn nobody_is_served_as_root_by_a_daemon_that_cannot_become_him() {
+    if !rustix::process::geteuid().is_root() {
+        return; // it is about root
+    }
+    for capability in ["setuid", "setgid"] {
+        let mounted = Mounted::prepare();
+        mounted.file("private", b"secret");
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(mounted.source.join("private"), private).expect("changed");
+        std::fs::set_permissions(&mounted.source, std::fs::Permissions::from_mode(0o777)).expect("changed");
+        let folder = mounted.source.parent().expect("a folder");
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).expect("changed");
+        let mut command = std::process::Command::new("setpriv");
+        command.args([format!("--bounding-set=-{capability}"), format!("--inh-caps=-{capability}")]);
+        command.arg(warpfs_binary()).args(["mount", "--device", "host", "--allow-other"]);
+        run(command.args([&mounted.source, &mounted.mountpoint])).ok();
+        let script = format!("touch {0}/mine; echo private > {0}/.warpfs/preload", mounted.mountpoint.display());
+        let mut as_other = std::process::Command::new("setpriv");
+        as_other.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", &script]);
+        run(&mut as_other);
+        assert!(!mounted.source.join("mine").exists(), "made as root, without {capability}");
+        assert_eq!((mounted.counter("misses"), mounted.counter("hits")), (0, 0), "without {capability}");
+        // root itself is served.
+        warpfs!("verify", mounted.mountpoint.join("private")).ok();
+    }
+}
+
+#[test]
+fn a_stopped_daemon_hangs_no_command() {
+    let mounted = Mounted::new();
+    let daemon = mounted.daemon();
+    signal(daemon, libc::SIGSTOP);
+    let status = warpfs!("status");
+    let lazy = warpfs!("umount", "--lazy", mounted.mountpoint);
+    signal(daemon, libc::SIGCONT);
+    assert!(status.ok().text().contains("does not answer"));
+    lazy.ok();
+    assert!(!mounted.is_mounted());
+    eventually("the daemon ends", || !is_alive(daemon));
+}
+
+#[test]
+fn set_user_id_and_devices_have_no_effect_on_the_mount() {
+    // A mount in the source may forbid them; crossing into it must not allow them again.
+    let mounted = Mounted::new();
+    let table = std::fs::read_to_string("/proc/self/mounts").expect("readable");
+    let line = table.lines().find(|line| line.contains(mounted.mountpoint.to_str().expect("text"))).expect("listed");
+    assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
 }
