@@ -23,10 +23,11 @@ pub(super) fn run(args: &Args) -> Done {
     times.push(begun.elapsed());
     let again = session.open_file(&file, &args.path, Device::Default, &mut |_| {})?;
     times.push(begun.elapsed());
-    let steps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3).collect();
+    let ms = |time: std::time::Duration| time.as_micros() as f64 / 1e3;
+    let steps: Vec<f64> = times.windows(2).map(|pair| ms(pair[1] - pair[0])).collect();
     let report = serde_json::json!({
         "bytes": buffer.len(),
-        "session_ms": times[0].as_secs_f64() * 1e3,
+        "session_ms": ms(times[0]),
         "context_ms": steps[0],
         "attach_ms": steps[1],
         "again_ms": steps[2],

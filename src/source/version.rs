@@ -1,5 +1,6 @@
 //! Which bytes a file has: the identity of a version. Two equal versions have the same bytes as far as the file system
-//! can tell; what it cannot tell is the business of `stability`.
+//! can tell; what it cannot tell (a later store to a page that a shared mapping has
+//! dirtied already) is not seen here.
 
 use crate::failure::{Failure, Result};
 use rustix::fs::Stat;
