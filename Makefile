@@ -49,10 +49,15 @@ check: check-dependencies
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --no-deps --document-private-items --locked
 	tests/check-dependencies.sh
 	tests/check-header.sh
-	@if $(CARGO) deny --version >/dev/null 2>&1; then \
-	    echo '$(CARGO) deny check'; $(CARGO) deny --locked check; \
-	else \
+	@if ! $(CARGO) deny --version >/dev/null 2>&1; then \
 	    echo 'check: cargo-deny is not installed: licenses and advisories of dependencies not checked'; \
+	else \
+	    $(CARGO) deny --locked --log-level error check bans licenses sources && \
+	    if $(CARGO) deny --log-level error fetch >/dev/null 2>&1; then \
+	        $(CARGO) deny --locked --log-level error check advisories; \
+	    else \
+	        echo 'check: advisories of dependencies not checked: their list cannot be fetched'; \
+	    fi; \
 	fi
 	@echo 'check: passed'
 
