@@ -152,9 +152,14 @@ fn check_range(mapping: &dyn Mapping, offset: u64, length: u64) -> Result<()> {
     Err(Failure::new(Code::BadRequest, message))
 }
 
+/// 32 hexadecimal digits, as [`parse_hex`] reads them.
+pub fn hex(uuid: &DeviceUuid) -> String {
+    uuid.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, as the vendor's tools write it.
 pub fn format_uuid(uuid: &DeviceUuid) -> String {
-    let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
+    let hex = hex(uuid);
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 

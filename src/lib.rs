@@ -4,14 +4,20 @@
 //!
 //! | room | what it does |
 //! |---|---|
+//! | [`cli`] | the command line: one file a command |
+//! | [`client`] | the Rust client, on which the command line is built |
+//! | [`daemon`] | puts the rooms together, runs them, supervises, stops them |
 //! | [`filesystem`] | the mount: names, attributes and data of the source, and the triggers (ioctl, xattr, `.warpfs`) |
+//! | [`channel`] | how clients ask beside the mount: the socket and its sessions |
 //! | [`cache`] | what is resident, for whom, until when |
 //! | [`loader`] | the child process that does a device's work, and the daemon's end of its socket |
 //! | [`transfer`] | file to device, used in the loader |
 //! | [`device`] | memory that other processes can map |
 //! | [`source`] | the real files |
 //! | [`config`] | everything that can be set |
-//! | [`failure`] | what went wrong, in one shape |
+//! | [`mounts`] | what is mounted where |
+//! | [`socket`] | frames and descriptors over the channel's socket, for both ends |
+//! | [`metrics`], [`size`], [`failure`] | counters, sizes as people write them, what went wrong in one shape |
 //! | [`protocol`] | every struct and number that crosses a process boundary |
 
 pub mod cache;

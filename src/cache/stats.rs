@@ -66,7 +66,7 @@ pub(super) fn of_shelf(shelf: &Shelf, files: usize) -> DeviceStats {
     DeviceStats {
         label: info.label.clone(),
         name: info.name.clone(),
-        uuid: info.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+        uuid: crate::device::hex(&info.uuid),
         total: info.total,
         free: shelf.memory.free(),
         budget: shelf.budget.limit(),

@@ -12,7 +12,6 @@ use super::FileSystem;
 use super::attributes::{Attributes, Entry, KEEP};
 use super::directory::Listed;
 use super::error::Result;
-use super::fuse::Over;
 use super::handle::{Handle, writes};
 use super::inode::{ROOT, virtual_node};
 use super::mount::Facts;
@@ -207,7 +206,24 @@ impl FileSystem {
             ControlHandle::Lines(lines) => lines.read(size),
         }
     }
+
+    pub(crate) fn write_control(&self, control: &ControlHandle, data: &[u8], over: Over) {
+        match control {
+            ControlHandle::Text(_) => over(Err(Errno::BADF)),
+            ControlHandle::Lines(lines) => self.control.write(lines, data, over),
+        }
+    }
+
+    pub(crate) fn flush_control(&self, control: &ControlHandle, over: Over) {
+        match control {
+            ControlHandle::Text(_) => over(Ok(())),
+            ControlHandle::Lines(lines) => self.control.flush(lines, over),
+        }
+    }
 }
 
 /// How long a write or a close of a control file may take; what is left then is done after it.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
+
+/// Told that a control file's write or close is over.
+pub(crate) type Over = Box<dyn FnOnce(Result<()>) + Send>;

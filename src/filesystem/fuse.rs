@@ -3,7 +3,6 @@
 
 use super::FileSystem;
 use super::attributes::{Attributes, Change, Entry};
-use super::control::ControlHandle;
 use super::data::Write;
 use super::error::{Reason, Result, only_errno};
 use super::handle::Handle;
@@ -437,25 +436,6 @@ impl Filesystem for Fuse {
         match self.fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
             Ok(length) => reply.written(length),
             Err(e) => reply.error(e.errno()),
-        }
-    }
-}
-
-/// Told that a control file's write or close is over.
-pub(crate) type Over = Box<dyn FnOnce(Result<()>) + Send>;
-
-impl FileSystem {
-    fn write_control(&self, control: &ControlHandle, data: &[u8], over: Over) {
-        match control {
-            ControlHandle::Text(_) => over(Err(rustix::io::Errno::BADF)),
-            ControlHandle::Lines(lines) => self.control.write(lines, data, over),
-        }
-    }
-
-    fn flush_control(&self, control: &ControlHandle, over: Over) {
-        match control {
-            ControlHandle::Text(_) => over(Ok(())),
-            ControlHandle::Lines(lines) => self.control.flush(lines, over),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Process {
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|e| cannot(e.into()))?;
-        let hex: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
+        let hex = crate::device::hex(&info.uuid);
         // The socket is the child's standard input: the one descriptor that needs no code between fork and exec.
         let child = Command::new(&settings.program)
             .arg0("warpfs")
