@@ -152,8 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_mounted_and_alive() {
-        assert!(at(Path::new("/")).is_some());
-        assert!(!is_dead(Path::new("/")));
+    fn what_is_mounted_is_found_and_alive() {
+        // Not the root, which is no mount in a chroot.
+        assert_eq!(at(Path::new("/proc")).map(|mount| mount.kind).as_deref(), Some("proc"));
+        assert!(!is_dead(Path::new("/proc")));
+        assert_eq!(at(Path::new("/proc/self")), None);
     }
 }
