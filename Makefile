@@ -41,6 +41,7 @@ demo: demo-dependencies
 
 test: dependencies
 	WARPFS_TEST_DEVICE='$(or $(DEVICE),host)' $(CARGO) test --locked
+	tests/judges/run.sh
 	@echo 'test: every test passed on device $(or $(DEVICE),host)'
 
 check: check-dependencies
