@@ -9,6 +9,7 @@ use super::error::Result;
 use super::handle::Handle;
 use super::inode::{Inode, ROOT, is_virtual};
 use super::proc_path;
+use crate::source::FileId;
 use fuser::{INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
@@ -60,8 +61,15 @@ impl FileSystem {
 
     pub(crate) fn readdir(&self, handle: u64, offset: u64, reply: &mut ReplyDirectory) -> Result<()> {
         let directory = self.handles.directory(handle)?;
+        let device = match &*directory {
+            DirectoryHandle::Real { inode, .. } => Some(inode.id.device),
+            DirectoryHandle::Virtual => None,
+        };
         directory.list(self, offset, |listed| {
-            reply.add(INodeNo(listed.number), listed.next, kind_of(listed.kind), &listed.name)
+            let inode = listed.number;
+            // As stat will show it: another file system in the source has numbers of its own.
+            let number = device.map_or(inode, |device| self.inodes.number_of(FileId { device, inode }));
+            reply.add(INodeNo(number), listed.next, kind_of(listed.kind), &listed.name)
         })
     }
 

@@ -357,7 +357,7 @@ impl Filesystem for Fuse {
                 });
                 self.fs.set_trigger(Origin::from(req), ino.0, name, answered);
             }
-            None => empty(reply, self.fs.setxattr(ino.0, name, value, flags)),
+            None => empty(reply, self.fs.setxattr(Origin::from(req), ino.0, name, value, flags)),
         }
     }
 

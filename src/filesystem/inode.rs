@@ -136,6 +136,13 @@ impl Inodes {
         self.get(ROOT).expect("the root is never forgotten")
     }
 
+    /// The number by which a file is shown that nobody has looked up yet.
+    pub(crate) fn number_of(&self, id: FileId) -> u64 {
+        let table = self.table.read();
+        let index = table.numbering.devices.get(&id.device).copied();
+        index.and_then(|index| Numbering::own(index, id.inode)).unwrap_or(id.inode)
+    }
+
     /// Number of inodes that the kernel knows, the root among them.
     pub(crate) fn len(&self) -> usize {
         self.table.read().by_node.len()
@@ -218,13 +225,18 @@ impl Numbering {
         Numbering { devices: HashMap::from([(device, 0)]), numbered: 0 }
     }
 
+    /// The file's own number, if it can be a node id.
+    fn own(index: u64, inode: u64) -> Option<u64> {
+        let own = (index << DEVICE_SHIFT) | inode;
+        let fits = index < NUMBERED_INDEX && inode != 0 && inode >> DEVICE_SHIFT == 0;
+        (fits && own != ROOT).then_some(own)
+    }
+
     /// The file's own number where it is free, else the next of the numbers given out as they come.
     fn node_of(&mut self, id: FileId, taken: impl Fn(u64) -> bool) -> u64 {
         let next = self.devices.len() as u64;
         let index = *self.devices.entry(id.device).or_insert(next);
-        let own = (index << DEVICE_SHIFT) | id.inode;
-        let fits = index < NUMBERED_INDEX && id.inode != 0 && id.inode >> DEVICE_SHIFT == 0;
-        if fits && own != ROOT && !taken(own) {
+        if let Some(own) = Numbering::own(index, id.inode).filter(|own| !taken(*own)) {
             return own;
         }
         loop {

@@ -42,11 +42,15 @@ impl FileSystem {
         Err(Errno::TOOBIG)
     }
 
-    pub(crate) fn setxattr(&self, node: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+    pub(crate) fn setxattr(&self, origin: Origin, node: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         let inode = self.real(node)?;
         self.writable()?;
         let flags = XattrFlags::from_bits_retain(flags as u32);
-        rustix::fs::setxattr(proc_path(&inode.reach()?), name, value, flags)
+        let reached = inode.reach()?; // as the daemon, which may open by handle
+        let set = || rustix::fs::setxattr(proc_path(&reached), name, value, flags);
+        // An ACL changes the mode, and whoever is not in the file's group loses its set-group-id bit by that: the system
+        // has to see who it is (CVE-2016-7097).
+        if name.as_bytes().starts_with(b"system.posix_acl_") { origin.identity().with(set) } else { set() }
     }
 
     pub(crate) fn removexattr(&self, node: u64, name: &OsStr) -> Result<()> {

@@ -344,3 +344,20 @@ pub fn close(file: File) -> std::io::Result<()> {
 pub fn receive(socket: &std::os::unix::net::UnixStream) -> warpfs::failure::Result<Option<warpfs::socket::Frame>> {
     warpfs::socket::receive(socket, Instant::now() + DEADLINE)
 }
+
+/// A tmpfs, for as long as this lives.
+pub struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    #[track_caller]
+    pub fn mount(place: &Path) -> Tmpfs {
+        run(Command::new("mount").args(["-t", "tmpfs", "warpfs-test"]).arg(place)).ok();
+        Tmpfs(place.to_path_buf())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}

@@ -237,12 +237,12 @@ fn a_foreign_mount_on_top_is_left_alone() {
     }
     let mounted = Mounted::new();
     let daemon = mounted.daemon();
-    run(std::process::Command::new("mount").args(["-t", "tmpfs", "foreign"]).arg(&mounted.mountpoint)).ok();
+    let foreign = Tmpfs::mount(&mounted.mountpoint);
     std::fs::write(mounted.mountpoint.join("precious"), "x").expect("written");
     signal(daemon, libc::SIGTERM);
     std::thread::sleep(Duration::from_millis(500));
     let kept = std::fs::read(mounted.mountpoint.join("precious"));
-    run(std::process::Command::new("umount").arg(&mounted.mountpoint)).ok();
+    drop(foreign);
     assert_eq!(kept.expect("still there"), b"x");
     // When it is gone, the same signal does its work.
     signal(daemon, libc::SIGTERM);

@@ -298,3 +298,69 @@ fn a_tree_is_copied_and_equal() {
     run(std::process::Command::new("rm").arg("-r").arg(mounted.mountpoint.join("src"))).ok();
     assert!(!mounted.source.join("src").exists());
 }
+
+#[test]
+fn a_file_system_in_the_source_has_numbers_of_its_own() {
+    // M14, as seen: plain readdir gave the raw number where stat gives the unique one.
+    if !rustix::process::geteuid().is_root() {
+        return; // nobody else may mount there
+    }
+    let mounted = Mounted::prepare();
+    let inner = mounted.source.join("inner");
+    fs::create_dir(&inner).expect("made");
+    let _tmpfs = Tmpfs::mount(&inner);
+    for i in 0..1000 {
+        File::create(inner.join(format!("f{i}"))).expect("created");
+    }
+    let mounted = mounted.mount(&["--device", "host"], &[]).expect("mounted");
+    let listed = || -> Vec<(u64, u64)> {
+        use std::os::unix::fs::DirEntryExt;
+        let entries = fs::read_dir(mounted.mountpoint.join("inner")).expect("listed");
+        entries.map(|e| e.expect("an entry")).map(|e| (e.ino(), fs::metadata(e.path()).expect("stat").ino())).collect()
+    };
+    // Twice: the kernel asks for attributes in the first listing, and for names only in a later one.
+    let (first, second) = (listed(), listed());
+    assert_eq!(first.len(), 1000);
+    assert!(first.iter().chain(&second).all(|(listed, stat)| listed == stat), "a listing and stat disagree");
+}
+
+#[test]
+fn an_acl_takes_the_set_group_id_bit_from_a_stranger_to_the_group() {
+    if !rustix::process::geteuid().is_root() {
+        return; // needs another user to be
+    }
+    // What `setfacl -m u:7:r` writes: version 2; owner rwx, user 7 r, group r-x, mask r-x, others r-x.
+    let entry =
+        |tag: u16, bits: u16, id: u32| [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let acl = [
+        2_u32.to_le_bytes().to_vec(),
+        entry(1, 7, none),
+        entry(2, 4, 7),
+        entry(4, 5, none),
+        entry(16, 5, none),
+        entry(32, 5, none),
+    ]
+    .concat();
+    let folder = tempfile::tempdir().expect("a folder");
+    let value = folder.path().join("acl");
+    fs::write(&value, format!("0x{}", acl.iter().map(|b| format!("{b:02x}")).collect::<String>())).expect("written");
+    let mode_after = |folder: &Path| {
+        let path = folder.join("f");
+        fs::write(&path, "x").expect("written");
+        std::os::unix::fs::chown(&path, Some(65534), Some(6000)).expect("chown");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2775)).expect("chmod");
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("chmod");
+        let script = format!("setfattr -n system.posix_acl_access -v $(cat {}) {}", value.display(), path.display());
+        let mut command = std::process::Command::new("setpriv");
+        run(command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", &script])).ok();
+        fs::metadata(&path).expect("stat").mode() & 0o7777
+    };
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.path(), open.clone()).expect("chmod");
+    fs::set_permissions(&value, open.clone()).expect("chmod");
+    let native = tempfile::tempdir().expect("a folder");
+    let mounted = Mounted::with(&["--allow-other"]);
+    fs::set_permissions(mounted.source.parent().expect("a folder"), open).expect("chmod");
+    assert_eq!(mode_after(&mounted.mountpoint), mode_after(native.path()));
+}
