@@ -15,6 +15,7 @@ mod location;
 mod mount;
 mod names;
 mod origin;
+mod waiting;
 mod xattr;
 
 pub use mount::{Facts, Mounted, Unmounter, mount};
@@ -43,6 +44,7 @@ pub(crate) struct FileSystem {
     source: PathBuf,
     read_only: bool,
     pub(crate) served: Served,
+    pub(crate) waiting: waiting::Waiting,
     /// What INIT negotiated; set before the first request and not changed after.
     pub(crate) passthrough: AtomicBool,
     /// The daemon applies the caller's umask, because the kernel leaves it to whoever knows the default ACLs.

@@ -54,12 +54,14 @@ pub(crate) struct Write<'d> {
 }
 
 impl FileSystem {
-    /// `register` makes a backing of an O_PATH descriptor.
+    /// `register` makes a backing of an O_PATH descriptor. Without `waits` the answer is EWOULDBLOCK where somebody
+    /// else's lease on the file has to be broken first, which can take a minute.
     pub(crate) fn open(
         &self,
         origin: Origin,
         node: u64,
         flags: i32,
+        waits: bool,
         register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
     ) -> Result<Opened> {
         let inode = self.real(node)?;
@@ -71,7 +73,8 @@ impl FileSystem {
             self.writable()?;
             self.cache.changed(inode.id);
         }
-        let wanted = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let asked = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let wanted = if waits { asked } else { asked | OFlags::NONBLOCK };
         let reached = inode.reach()?;
         let reopen = || rustix::fs::open(proc_path(&reached), wanted, Mode::empty());
         let file = if truncates { origin.identity().with(reopen) } else { reopen() };
@@ -83,6 +86,10 @@ impl FileSystem {
             other => other?,
         };
         drop(reached);
+        if wanted != asked {
+            // For the open only: it means nothing for a regular file, but an ioctl could ask.
+            rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
+        }
         Ok(self.opened(inode, file, flags, register))
     }
 

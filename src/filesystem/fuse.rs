@@ -3,7 +3,7 @@
 
 use super::FileSystem;
 use super::attributes::{Attributes, Change, Entry};
-use super::data::Write;
+use super::data::{Opened, Write};
 use super::error::{Reason, Result, only_errno};
 use super::handle::Handle;
 use super::inode::is_virtual;
@@ -69,6 +69,17 @@ fn value(reply: ReplyXattr, size: u32, value: Result<Vec<u8>>) {
         Ok(value) if size == 0 => reply.size(value.len() as u32),
         Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
         Ok(value) => reply.data(&value),
+        Err(e) => reply.error(e.errno()),
+    }
+}
+
+fn opened(reply: ReplyOpen, found: Result<Opened>) {
+    match found {
+        Ok(opened) => match &opened.backing {
+            Some(backing) => reply.opened_passthrough(FileHandle(opened.handle), FopenFlags::empty(), backing),
+            None if opened.keep_cache => reply.opened(FileHandle(opened.handle), FopenFlags::FOPEN_KEEP_CACHE),
+            None => reply.opened(FileHandle(opened.handle), FopenFlags::empty()),
+        },
         Err(e) => reply.error(e.errno()),
     }
 }
@@ -172,15 +183,17 @@ impl Filesystem for Fuse {
                 Err(e) => reply.error(e.errno()),
             };
         }
-        match self.fs.open(Origin::from(req), ino.0, flags.0, |fd| reply.open_backing(fd)) {
-            Ok(opened) => match &opened.backing {
-                Some(backing) => reply.opened_passthrough(FileHandle(opened.handle), FopenFlags::empty(), backing),
-                None if opened.keep_cache => {
-                    reply.opened(FileHandle(opened.handle), FopenFlags::FOPEN_KEEP_CACHE);
-                }
-                None => reply.opened(FileHandle(opened.handle), FopenFlags::empty()),
-            },
-            Err(e) => reply.error(e.errno()),
+        let (fs, origin) = (self.fs.clone(), Origin::from(req));
+        match fs.open(origin, ino.0, flags.0, false, |fd| reply.open_backing(fd)) {
+            // Waiting for a lease is not a worker's: there are few of them.
+            Err(rustix::io::Errno::WOULDBLOCK) if flags.0 & libc::O_NONBLOCK == 0 => {
+                self.fs.waiting.run(move |may_wait| {
+                    let again = || fs.open(origin, ino.0, flags.0, true, |fd| reply.open_backing(fd));
+                    let found = if may_wait { again() } else { Err(rustix::io::Errno::AGAIN) };
+                    opened(reply, found);
+                });
+            }
+            found => opened(reply, found),
         }
     }
 

@@ -143,6 +143,7 @@ fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: 
         read_only: options.read_only,
         passthrough: AtomicBool::new(false),
         served: Default::default(),
+        waiting: Default::default(),
         applies_umask: AtomicBool::new(false),
     }))
 }

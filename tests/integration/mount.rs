@@ -364,3 +364,41 @@ fn an_acl_takes_the_set_group_id_bit_from_a_stranger_to_the_group() {
     fs::set_permissions(mounted.source.parent().expect("a folder"), open).expect("chmod");
     assert_eq!(mode_after(&mounted.mountpoint), mode_after(native.path()));
 }
+
+#[test]
+fn who_waits_for_a_lease_keeps_nobody_else_waiting() {
+    // As seen: two opens of leased files stopped every request to the mount, which had two workers.
+    const F_SETSIG: i32 = 10;
+    let mounted = Mounted::new();
+    let path = mounted.file("leased", b"content");
+    mounted.file("other", b"x");
+    let holder = OpenOptions::new().read(true).write(true).open(mounted.source.join("leased")).expect("opened");
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&holder);
+    // SAFETY: fcntl with plain numbers on a descriptor of ours. The signal that tells of a break is one that is ignored.
+    let leased = unsafe {
+        libc::fcntl(descriptor, F_SETSIG, libc::SIGURG);
+        libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_WRLCK)
+    };
+    assert_eq!(leased, 0, "{}", std::io::Error::last_os_error());
+    // Who will not wait hears so at once, as natively.
+    let unwilling = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
+    assert_eq!(errno(unwilling), Some(libc::EWOULDBLOCK));
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let path = path.clone();
+            std::thread::spawn(move || fs::read(path))
+        })
+        .collect();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let begun = std::time::Instant::now();
+    for i in 0..20 {
+        assert_eq!(fs::read(mounted.mountpoint.join("other")).expect("served"), b"x");
+        assert_eq!(errno(fs::metadata(mounted.mountpoint.join(format!("none{i}")))), Some(libc::ENOENT));
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(waiting.iter().any(|thread| !thread.is_finished()), "the control: they do wait");
+    drop(holder);
+    for thread in waiting {
+        assert_eq!(thread.join().expect("no panic").expect("opened after all"), b"content");
+    }
+}
