@@ -81,7 +81,12 @@ fn an_ordinary_user_who_may_not_mount_there() {
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).expect("opened");
     let binary = folder.join("warpfs");
     std::fs::copy(warpfs_binary(), &binary).expect("copied");
+    // Its runtime directory, so that nothing stays in /tmp.
+    let runtime = folder.join("run");
+    std::fs::create_dir(&runtime).expect("created");
+    std::os::unix::fs::chown(&runtime, Some(65534), Some(65534)).expect("theirs");
     let output = run(Command::new("setpriv")
+        .env("XDG_RUNTIME_DIR", &runtime)
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
         .arg(&binary)
         .args(["mount", "--device", "host"])
