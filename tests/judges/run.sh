@@ -58,14 +58,20 @@ pjdfstest() { # DIRECTORY NAME
     results "$work/$2.log" >"$work/$2.results"
 }
 
+# The seeds side by side, each on a file of its own.
 fsx() { # DIRECTORY NAME
-    local seed
+    local seed pids=()
     for seed in ${FSX_SEEDS:-1 2}; do
-        if timeout 900 "$tools/fsx" -q -f "$here/fsx.toml" -N "${FSX_OPERATIONS:-200000}" -S "$seed" -P "$work" \
-            "$1/fsx.$seed" >"$work/fsx.log" 2>&1; then
+        timeout 900 "$tools/fsx" -q -f "$here/fsx.toml" -N "${FSX_OPERATIONS:-200000}" -S "$seed" -P "$work" \
+            "$1/fsx.$seed" >"$work/fsx.$seed.log" 2>&1 &
+        pids+=("$!:$seed")
+    done
+    for pid in "${pids[@]}"; do
+        seed=${pid#*:}
+        if wait "${pid%:*}"; then
             echo "judges: fsx, $2, seed $seed: ${FSX_OPERATIONS:-200000} operations, no difference"
         else
-            tail -n 5 "$work/fsx.log" >&2
+            tail -n 5 "$work/fsx.$seed.log" >&2
             fail "fsx, $2, seed $seed"
         fi
     done
