@@ -131,7 +131,7 @@ struct warpfs_version {
  *
  * Without a secret nothing is held: the file is loaded, and may be evicted again as soon as others need the room; the
  * allocation's number is then of no use to the caller. With a session's secret each reply that says RESIDENT is one
- * grant: the copy stays where it is until as many grants are given back (RELEASE), or the session ends. A hold whose
+ * grant: the copy stays where it is until as many grants are given back (RELEASE), or the session's process ends. A hold whose
  * allocation is never fetched lapses after 10 seconds.
  *
  * The bytes at data_offset never change while they are held. If the file changes, a later MATERIALIZE answers with a
@@ -192,7 +192,8 @@ struct warpfs_evict {
  *
  * A stream of frames: a header, then `length` bytes. The client asks, and the daemon answers each request with
  * its kind | WARPFS_KIND_REPLY, or with WARPFS_KIND_ERROR, and the same id. The first request is HELLO. A frame that
- * makes no sense ends the connection, and with it the session and all its holds. */
+ * makes no sense ends the connection. With the connection end the holds that were never fetched; fetched ones last
+ * until the process ends, since it may have them mapped. */
 
 #define WARPFS_KIND_HELLO 1
 #define WARPFS_KIND_FETCH 2
@@ -239,7 +240,7 @@ struct warpfs_fetch {
     uint64_t allocation;
 };
 
-/* The descriptor comes beside it, as SCM_RIGHTS. Receive it with MSG_CMSG_CLOEXEC; close it once it is mapped. */
+/* The descriptor comes as SCM_RIGHTS with the first byte of the reply's header: use recvmsg from there on. Receive it with MSG_CMSG_CLOEXEC; close it once it is mapped. */
 struct warpfs_fetch_reply {
     uint64_t allocation;
     uint64_t size; /* bytes, all of which have to be mapped */

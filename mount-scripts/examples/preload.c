@@ -24,7 +24,7 @@ static int preload(const char *path) {
         memset(&request, 0, sizeof request);
         result = ioctl(fd, WARPFS_IOC_MATERIALIZE, &request);
         error = errno;
-    } while (result == 0 && request.state == WARPFS_STATE_LOADING && request.error == 0);
+    } while ((result == 0 && request.state == WARPFS_STATE_LOADING) || (result != 0 && error == EINTR));
     close(fd);
 
     if (result == 0 && request.state == WARPFS_STATE_RESIDENT) {

@@ -104,6 +104,8 @@ impl Bench {
 
     fn file(&self, name: &str, content: &[u8]) -> OpenFile {
         let path = self.dir.path().join(name);
+        // A new file each time: what is being loaded must not be rewritten by the next one of its name.
+        let _ = std::fs::remove_file(&path);
         std::fs::write(&path, content).expect("written");
         OpenFile::new(std::os::fd::OwnedFd::from(std::fs::File::open(&path).expect("there")), path).expect("a file")
     }
