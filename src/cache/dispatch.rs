@@ -124,7 +124,7 @@ impl Shelf {
         let changed = now.as_ref().is_ok_and(|now| *now != load.version)
             || result.as_ref().is_err_and(|failure| failure.code == Code::Changing);
         load.stale |= changed;
-        let copy = copy_of(key, load, Some(Arc::clone(&block)), lead);
+        let copy = copy_of(key, load, Some(block), lead);
         drop(index);
         let verdict = if changed { Ok(Loaded::default()) } else { now.and(result) };
         match verdict {
@@ -135,14 +135,12 @@ impl Shelf {
                     self.counters.add(Counter::BytesGds, loaded.gds);
                     self.counters.add(Counter::LoadNanoseconds, loaded.duration.as_nanos() as u64);
                 } else {
-                    drop(block);
                     self.again(&key, number, file);
                 }
             }
             Err(failure) => {
                 // The memory goes before anyone hears of the failure, so that who tries again finds it free.
                 drop(copy);
-                drop(block);
                 self.fail(&key, number, failure);
             }
         }

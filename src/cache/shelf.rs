@@ -7,7 +7,7 @@ use super::hold::{FETCH_TIME, Sessions};
 use super::policy::Policy;
 use super::policy::lru::Lru;
 use super::timer::Timer;
-use super::{Answer, Ask, Evicted, Outcome, SessionId, Setup, Standing};
+use super::{Answer, Ask, Evicted, Outcome, Placement, SessionId, Setup, Standing};
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
 use crate::loader::{Loader, Watch};
@@ -206,12 +206,12 @@ impl Shelf {
         }
         if let Some(Slot::Resident(copy)) = index.slot(&key) {
             if copy.version == version {
-                let copy = Arc::clone(copy);
-                let hold = hold(&copy, ask.session);
+                // Not the copy itself: whoever evicts it next may count on its memory.
+                let (placement, hold) = (copy.placement(), hold(copy, ask.session));
                 index.policy.touch(&key);
                 drop(index);
                 self.counters.add(Counter::Hits, 1);
-                return self.reply(&copy, ask.session, hold, answer);
+                return self.reply(placement, ask.session, hold, answer);
             }
             self.counters.add(Counter::Superseded, 1);
             superseded = index.take(&key);
@@ -299,8 +299,8 @@ impl Shelf {
         (waiter.answer)(Ok(outcome));
     }
 
-    /// Answers from a copy, and lets the session hold it.
-    fn reply(&self, copy: &Arc<Copy>, session: Option<SessionId>, hold: Option<Hold>, answer: Answer) {
+    /// Answers where the copy is, and lets the session hold it.
+    fn reply(&self, placement: Placement, session: Option<SessionId>, hold: Option<Hold>, answer: Answer) {
         if let (Some(session), Some(hold)) = (session, hold) {
             let allocation = hold.block().id;
             match self.sessions.grant(session, hold) {
@@ -318,7 +318,7 @@ impl Shelf {
                 }
             }
         }
-        answer(Ok(Outcome::Resident(copy.placement())));
+        answer(Ok(Outcome::Resident(placement)));
     }
 
     /// Makes `copy` the current one and answers those who wait for it. False: the file was changed a moment ago, and the
@@ -335,13 +335,15 @@ impl Shelf {
         let Some(Slot::Loading(load)) = index.take(&key) else { unreachable!("found just now") };
         // Held before the lock goes, so that no eviction comes between.
         let answers: Vec<_> = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
+        let placement = copy.placement();
+        // From here on the index alone has it, so that its memory goes when it leaves the index.
         if copy.block.is_some() {
-            index.put(key, Slot::Resident(Arc::clone(&copy)));
+            index.put(key, Slot::Resident(copy));
         }
         drop(index);
         self.counters.add(Counter::Loads, 1);
         for (hold, waiter) in answers {
-            self.reply(&copy, waiter.session, hold, waiter.answer);
+            self.reply(placement, waiter.session, hold, waiter.answer);
         }
         true
     }
@@ -507,11 +509,11 @@ fn refuse_queued(file: &OpenFile, waiters: Vec<Waiter>, immediate: Option<Answer
 
 /// Where an empty file is: nowhere, and that at once. It has no entry in the index; its generation follows from its
 /// version, apart from those that are counted.
-pub(super) fn empty(version: &Version) -> super::Placement {
+pub(super) fn empty(version: &Version) -> Placement {
     let mut hasher = DefaultHasher::new();
     version.hash(&mut hasher);
     let generation = hasher.finish() | 1 << 63;
-    super::Placement { allocation: 0, allocation_size: 0, offset: 0, length: 0, generation }
+    Placement { allocation: 0, allocation_size: 0, offset: 0, length: 0, generation }
 }
 
 /// A copy of `load`'s file in `block`.
