@@ -37,6 +37,24 @@ pub(super) fn start(shelf: &Arc<Shelf>) -> std::io::Result<std::thread::JoinHand
     std::thread::Builder::new().name(format!("loads-{}", shelf.number)).spawn(move || shelf.dispatch())
 }
 
+/// One load that the loader has; counted until this is dropped, also by a panic in what follows the load.
+struct Flight(Arc<Shelf>);
+
+impl Flight {
+    fn begin(shelf: &Arc<Shelf>) -> Flight {
+        shelf.index.lock().in_flight += 1;
+        Flight(Arc::clone(shelf))
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.0.index.lock().in_flight -= 1;
+        self.0.work.notify_one();
+        self.0.budget.poke();
+    }
+}
+
 impl Shelf {
     fn dispatch(self: Arc<Self>) {
         loop {
@@ -99,19 +117,10 @@ impl Shelf {
         block: Arc<Block>,
         watch: Arc<Watch>,
     ) {
-        self.index.lock().in_flight += 1;
+        let flight = Flight::begin(self);
         let allocation = Arc::clone(&block.allocation);
         let job = Job { file: file.clone(), allocation, offset: 0, length: size, lead, watch };
-        let shelf = Arc::clone(self);
-        self.loader.submit(
-            job,
-            Box::new(move |result| {
-                shelf.ended(key, number, &file, lead, block, result);
-                shelf.index.lock().in_flight -= 1;
-                shelf.work.notify_one();
-                shelf.budget.poke();
-            }),
-        );
+        self.loader.submit(job, Box::new(move |result| flight.0.ended(key, number, &file, lead, block, result)));
     }
 
     /// A load came back from the loader.
@@ -178,27 +187,35 @@ impl Shelf {
             if watch.cancelled.load(Ordering::Acquire) || self.index.lock().stopping {
                 return Err(Failure::new(Code::Stopping, format!("{}: the load was cancelled", file.path.display())));
             }
-            let epoch = self.budget.epoch();
+            let mut epoch = self.budget.epoch();
             let refused = match self.budget.reserve(needed) {
                 None => None,
                 Some(charge) => match self.create(needed) {
                     Ok(allocation) => return Ok(Block::new(self.number, allocation, charge)),
-                    Err(failure) if failure.code == Code::OutOfMemory => Some(failure),
+                    Err(failure) if failure.code == Code::OutOfMemory => {
+                        // What is given back here is nobody's room, and must not wake us.
+                        drop(charge);
+                        epoch = self.budget.epoch();
+                        Some(failure)
+                    }
                     Err(failure) => return Err(failure.within(file.path.display())),
                 },
             };
             let mut index = self.index.lock();
-            let victim = index.take_victim();
+            if let Some(victim) = index.take_victim() {
+                drop(index);
+                self.counters.add(Counter::Evictions, 1);
+                drop(victim);
+                looks = 0;
+                continue;
+            }
+            // Only where nothing can go: this looks at every file, which must not be once for each that goes.
             let (others, arrived) = (index.in_flight, index.arrived());
             drop(index);
             if (moved.1, moved.2) != (epoch, arrived) {
                 moved = (Instant::now(), epoch, arrived);
             }
-            if victim.is_some() {
-                self.counters.add(Counter::Evictions, 1);
-                drop(victim);
-                looks = 0;
-            } else if others > 0 && moved.0.elapsed() < STANDSTILL {
+            if others > 0 && moved.0.elapsed() < STANDSTILL {
                 self.budget.wait(epoch, PATIENCE);
             } else if looks < LAST_LOOKS {
                 looks += 1;

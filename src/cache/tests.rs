@@ -378,6 +378,29 @@ fn a_full_device_makes_the_cache_give_copies_up() {
 }
 
 #[test]
+fn waiting_for_a_full_device_asks_it_seldom() {
+    // As seen: the reservation that every refusal gave back woke the one who waited, so that it asked without a pause.
+    let bench = bench(4, true);
+    let (first, second) = (bench.file("first", PAGE), bench.file("second", PAGE));
+    let loading = bench.ask(&first, None, PATIENCE);
+    bench.loader.wait_for_a_job();
+    const REFUSALS: usize = 1000;
+    bench.memory.refuse.store(REFUSALS, Ordering::SeqCst);
+    let waiting = bench.ask(&second, None, PATIENCE);
+    std::thread::sleep(Duration::from_millis(700));
+    let asked = REFUSALS - bench.memory.refuse.load(Ordering::SeqCst);
+    assert!((1..=20).contains(&asked), "asked {asked} times");
+    // The control: it waits, and is answered when the load before it is done.
+    assert!(waiting.try_recv().is_err());
+    bench.memory.refuse.store(0, Ordering::SeqCst);
+    bench.loader.end(Ok(Loaded::default()));
+    bench.loader.end(Ok(Loaded::default()));
+    for answer in [loading, waiting] {
+        assert!(matches!(answer.recv_timeout(PATIENCE), Ok(Ok(Outcome::Resident(_)))));
+    }
+}
+
+#[test]
 fn a_file_larger_than_the_budget_is_refused_at_once() {
     let bench = bench(1, true);
     let failure = bench.get(&bench.file("large", PAGE + 1), None).expect_err("too large");

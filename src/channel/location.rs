@@ -8,8 +8,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a socket's path at most (`sockaddr_un`, with its NUL).
-const PATH_LIMIT: usize = 107;
+/// Bytes of a socket's path at most: what `sockaddr_un` takes with its NUL, less what a longer first name may need.
+const PATH_LIMIT: usize = 107 - 16;
 
 /// The path for the daemon that serves `mountpoint`, unless the user `asked` for one. Its folder exists afterwards, and
 /// sockets of dead daemons in it are gone. `open`: other users may connect.

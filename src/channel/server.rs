@@ -44,7 +44,8 @@ impl Server {
         }
         let failed = |e| Failure::system(format!("cannot listen at {shown}"), e);
         // It gets its name when it listens and has its mode, so that nobody meets it half made.
-        let unready = path.with_extension(format!("{}.new", std::process::id()));
+        let unready = path.with_file_name(format!(".{}.new", std::process::id()));
+        let _ = std::fs::remove_file(&unready); // left by a process that had our number
         let listener = UnixListener::bind(&unready).map_err(failed)?;
         let mode = std::fs::Permissions::from_mode(if open { 0o666 } else { 0o600 });
         let named = listener.set_nonblocking(true).and_then(|()| std::fs::set_permissions(&unready, mode));

@@ -1,5 +1,6 @@
-//! One client: says hello, fetches what it holds, gives it back. The session ends when the connection closes, when the
-//! client's process dies (a forked child may keep the connection open), or at the first message that makes no sense.
+//! One client: says hello, fetches what it holds, gives it back. The service ends when the connection closes, when the
+//! client's process dies (a forked child may keep the connection open), or at the first message that makes no sense. The
+//! session ends with it, unless the client was sent memory that it has not given back: then with its process.
 
 use crate::cache::{Cache, SessionId};
 use crate::failure::{Failure, Result};

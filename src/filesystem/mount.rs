@@ -97,11 +97,6 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// Inodes that the kernel knows now, the root among them.
-    pub fn inodes(&self) -> usize {
-        self.fs.inodes.len()
-    }
-
     /// Runs the workers; returns when the mount is gone.
     pub fn serve(self) -> Result<()> {
         let mountpoint = self.unmounter.mountpoint.clone();
