@@ -174,7 +174,8 @@ fn a_thousand_attaches_leave_nothing_behind() {
     for _ in 0..1000 {
         attach();
     }
-    assert_eq!((count(daemon, "fd"), mounted.used()), before);
+    // A close reaches the daemon a moment later, so one descriptor more or less says nothing; a thousand would.
+    eventually("the daemon is as before", || count(daemon, "fd") <= before.0 + 2 && mounted.used() == before.1);
     // Other tests run in this process, so its own numbers may move a little, but not by a thousand.
     assert!(count(std::process::id(), "fd") < 500, "descriptors");
     assert!(maps(std::process::id()) < 2000, "mappings");
