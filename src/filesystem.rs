@@ -15,6 +15,7 @@ mod location;
 mod mount;
 mod names;
 mod origin;
+mod status;
 mod waiting;
 mod xattr;
 
@@ -28,7 +29,10 @@ use error::Result;
 use handle::Handles;
 use inode::{Inode, Inodes};
 use origin::Origin;
+use parking_lot::Mutex;
+use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
+use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +49,10 @@ pub(crate) struct FileSystem {
     read_only: bool,
     pub(crate) served: Served,
     pub(crate) waiting: waiting::Waiting,
+    /// What our own mount forbids: of nosuid, nodev and noexec.
+    pub(crate) forbids: StatVfsMountFlags,
+    /// Mounts of the source whose files the kernel would not pass through, and the errno; each is told once.
+    pub(crate) refusals: Mutex<HashSet<(u64, i32)>>,
     /// What INIT negotiated; set before the first request and not changed after.
     pub(crate) passthrough: AtomicBool,
     /// The daemon applies the caller's umask, because the kernel leaves it to whoever knows the default ACLs.

@@ -4,13 +4,15 @@
 
 use super::error::Result;
 use super::handle::{Handle, writes};
-use super::inode::{Inode, is_virtual};
+use super::inode::{Inode, ROOT, is_virtual};
 use super::origin::Origin;
+use super::status::Status;
 use super::{FileSystem, proc_path};
-use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use fuser::{FileAttr, TimeOrNow};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::os::fd::AsFd;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// How long the kernel may keep names and attributes. A change behind the mount is seen after this time at the latest;
 /// changes through the mount are seen at once. One second is FUSE's customary value.
@@ -30,7 +32,7 @@ pub(crate) struct Entry {
 }
 
 /// What a SETATTR asks for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) mode: Option<u32>,
     pub(crate) uid: Option<u32>,
@@ -38,6 +40,12 @@ pub(crate) struct Change {
     pub(crate) size: Option<u64>,
     pub(crate) atime: Option<TimeOrNow>,
     pub(crate) mtime: Option<TimeOrNow>,
+}
+
+impl Change {
+    fn is_empty(&self) -> bool {
+        *self == Change::default()
+    }
 }
 
 impl FileSystem {
@@ -57,8 +65,19 @@ impl FileSystem {
             if unsettled { Duration::ZERO } else { KEEP }
         };
         // After the look at the writers: one that comes now finds the kernel's copy already on its way.
-        let stat = rustix::fs::fstat(inode.reach()?)?;
-        Ok(Attributes { attr: attr_of(&stat, inode), keep })
+        let status = self.status_of(inode, &inode.reach()?)?;
+        // The root keeps the source's inode number although its node id is 1.
+        let number = if inode.node == ROOT { inode.id.inode } else { inode.node };
+        Ok(Attributes { attr: status.attr(number), keep })
+    }
+
+    /// What the file is, less what the mount in which it was found forbids and ours does not.
+    pub(crate) fn status_of(&self, inode: &Inode, reached: &impl AsFd) -> Result<Status> {
+        let status = Status::of(reached)?;
+        if !inode.foreign {
+            return Ok(status);
+        }
+        Ok(status.restrict(rustix::fs::fstatvfs(reached)?.f_flag - self.forbids))
     }
 
     pub(crate) fn setattr(&self, origin: Origin, node: u64, handle: Option<u64>, change: Change) -> Result<Attributes> {
@@ -72,7 +91,8 @@ impl FileSystem {
         if let Some(size) = change.size {
             self.truncate(origin, &inode, handle, size)?;
         }
-        if change.uid.is_some() || change.gid.is_some() {
+        // A change of nothing is chown(-1, -1), which clears set-user-id bits too.
+        if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
             let uid = change.uid.map(rustix::fs::Uid::from_raw);
             let gid = change.gid.map(rustix::fs::Gid::from_raw);
             rustix::fs::chownat(inode.reach()?, "", uid, gid, AtFlags::EMPTY_PATH)?;
@@ -114,46 +134,6 @@ impl FileSystem {
     }
 }
 
-/// What `stat` says, in FUSE's words. The root keeps the source's inode number although its node id is 1.
-pub(crate) fn attr_of(stat: &Stat, inode: &Inode) -> FileAttr {
-    let number = if inode.node == super::inode::ROOT { stat.st_ino } else { inode.node };
-    FileAttr {
-        ino: INodeNo(number),
-        size: u64::try_from(stat.st_size).unwrap_or(0),
-        blocks: u64::try_from(stat.st_blocks).unwrap_or(0),
-        atime: time(stat.st_atime, stat.st_atime_nsec),
-        mtime: time(stat.st_mtime, stat.st_mtime_nsec),
-        ctime: time(stat.st_ctime, stat.st_ctime_nsec),
-        crtime: UNIX_EPOCH,
-        kind: kind_of(rustix::fs::FileType::from_raw_mode(stat.st_mode)),
-        perm: (stat.st_mode & 0o7777) as u16,
-        nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        rdev: encode_device(stat.st_rdev),
-        blksize: u32::try_from(stat.st_blksize).unwrap_or(4096),
-        flags: 0,
-    }
-}
-
-pub(crate) fn kind_of(kind: rustix::fs::FileType) -> FileType {
-    match kind {
-        rustix::fs::FileType::Directory => FileType::Directory,
-        rustix::fs::FileType::Symlink => FileType::Symlink,
-        rustix::fs::FileType::Fifo => FileType::NamedPipe,
-        rustix::fs::FileType::Socket => FileType::Socket,
-        rustix::fs::FileType::CharacterDevice => FileType::CharDevice,
-        rustix::fs::FileType::BlockDevice => FileType::BlockDevice,
-        _ => FileType::RegularFile,
-    }
-}
-
-fn time(seconds: i64, nanoseconds: u64) -> SystemTime {
-    let whole = Duration::from_secs(seconds.unsigned_abs());
-    let base = if seconds >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
-    base.and_then(|t| t.checked_add(Duration::from_nanos(nanoseconds))).unwrap_or(UNIX_EPOCH)
-}
-
 fn timespec(wanted: Option<TimeOrNow>) -> Timespec {
     match wanted {
         None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -169,28 +149,9 @@ fn timespec(wanted: Option<TimeOrNow>) -> Timespec {
     }
 }
 
-/// The kernel's 32-bit form of a device number.
-pub(crate) fn encode_device(device: u64) -> u32 {
-    let (major, minor) = (libc::major(device), libc::minor(device));
-    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
-}
-
-/// The other way.
-pub(crate) fn decode_device(encoded: u32) -> u64 {
-    libc::makedev((encoded & 0xfff00) >> 8, (encoded & 0xff) | ((encoded >> 12) & 0xfff00))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn device_numbers_return() {
-        for (major, minor) in [(1, 3), (8, 255), (259, 70_000), (4095, 1_048_575)] {
-            let device = libc::makedev(major, minor);
-            assert_eq!(decode_device(encode_device(device)), device);
-        }
-    }
 
     #[test]
     fn times_before_the_epoch_are_what_the_kernel_said() {
@@ -198,10 +159,6 @@ mod tests {
             let as_fuser_says = UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanoseconds);
             let there = timespec(Some(TimeOrNow::SpecificTime(as_fuser_says)));
             assert_eq!((there.tv_sec, there.tv_nsec), (seconds, i64::from(nanoseconds)));
-            let given = time(seconds, u64::from(nanoseconds));
-            assert_eq!(UNIX_EPOCH.duration_since(given).expect("before"), {
-                Duration::from_secs(seconds.unsigned_abs()) - Duration::from_nanos(u64::from(nanoseconds))
-            });
         }
     }
 }

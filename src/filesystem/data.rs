@@ -12,7 +12,7 @@ use super::names::Made;
 use super::origin::{Origin, without_fsetid};
 use super::proc_path;
 use fuser::BackingId;
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::ffi::OsStr;
 use std::io::IoSlice;
@@ -29,6 +29,9 @@ const SHARED_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_NOATIME
     | libc::O_LARGEFILE
     | libc::O_TRUNC;
+
+/// `__FMODE_EXEC` of the kernel (linux/fs.h): the file is opened to be executed.
+const OPENED_TO_EXECUTE: i32 = 0x20;
 
 /// Bytes that one copy_file_range copies at most, so that its caller can be interrupted soon.
 const COPY_LIMIT: usize = 64 << 20;
@@ -67,6 +70,9 @@ impl FileSystem {
         let inode = self.real(node)?;
         if inode.kind != FileType::RegularFile {
             return Err(Errno::INVAL); // the kernel opens other kinds itself
+        }
+        if flags & OPENED_TO_EXECUTE != 0 && self.may_not_execute(&inode)? {
+            return Err(Errno::ACCESS);
         }
         let truncates = flags & libc::O_TRUNC != 0;
         if writes(flags) || truncates {
@@ -114,7 +120,7 @@ impl FileSystem {
         let at = parent.reach()?;
         let file = self.make(origin, made, || rustix::fs::openat(&at, name, wanted, mode))?;
         let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let mut entry = self.entry(path)?;
+        let mut entry = self.entry(path, &parent, name)?;
         let inode = self.inodes.get(entry.node)?;
         if inode.kind != FileType::RegularFile {
             self.inodes.forget(entry.node, 1);
@@ -136,13 +142,28 @@ impl FileSystem {
         flags: i32,
         register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
     ) -> Opened {
+        // An inode without a descriptor gets one for as long as it is open, when it may lose its name.
+        let kept = if inode.has_descriptor() {
+            None
+        } else {
+            rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok().map(Arc::new)
+        };
+        let mut refused = None;
         let stat = rustix::fs::fstat(&file).ok();
         let now = stat.map(|s| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec));
         let (backing, keep_cache) = {
             // Registering is a short ioctl that waits for nothing, and two opens must not register twice.
             let mut opens = inode.opens.lock();
             if opens.mode.is_none() {
-                opens.mode = Some(self.mode_for(&inode, &mut opens.refused, register));
+                let wanted = self.passes_through() && !opens.refused;
+                let backing = wanted.then(|| register_backing(&inode, kept.as_deref(), register)).transpose();
+                refused = backing.as_ref().err().map(|e| e.raw_os_error().unwrap_or(libc::EIO));
+                opens.refused |= refused.is_some();
+                let backing = backing.ok().flatten().map(|backing| OpenMode::Passthrough(Arc::new(backing)));
+                opens.mode = Some(backing.unwrap_or(OpenMode::Cached));
+            }
+            if opens.kept.is_none() {
+                opens.kept = kept;
             }
             opens.handles += 1;
             opens.writers += u32::from(writes(flags));
@@ -155,31 +176,32 @@ impl FileSystem {
             opens.seen = now;
             (backing, keep_cache)
         };
+        if let Some(errno) = refused {
+            self.say_refused(&inode, errno);
+        }
         let handle = FileHandle { inode, file: Arc::new(file), flags };
         let handle = self.handles.insert(Handle::File(Arc::new(handle)));
         Opened { handle, backing, keep_cache }
     }
 
-    fn mode_for(
-        &self,
-        inode: &Inode,
-        refused: &mut bool,
-        register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
-    ) -> OpenMode {
-        if !self.passes_through() || *refused {
-            return OpenMode::Cached;
-        }
-        // The kernel writes with the credentials of this moment: with CAP_FSETID set-user-id bits would survive.
-        match without_fsetid(|| register(inode.reach()?.as_fd())) {
-            Ok(backing) => OpenMode::Passthrough(Arc::new(backing)),
-            Err(e) => {
-                *refused = true;
-                tracing::info!(
-                    "{}: no passthrough, its data goes through the daemon: {e}",
-                    self.name_of(inode).display()
-                );
-                OpenMode::Cached
-            }
+    /// Whether the mount in which the file was found allows no programs, and ours does.
+    fn may_not_execute(&self, inode: &Inode) -> Result<bool> {
+        let flags = if inode.foreign { rustix::fs::fstatvfs(inode.reach()?)?.f_flag } else { self.forbids };
+        Ok((flags - self.forbids).contains(StatVfsMountFlags::NOEXEC))
+    }
+
+    /// Says once for each mount of the source, and each reason, that data goes through the daemon.
+    fn say_refused(&self, inode: &Inode, errno: i32) {
+        if self.refusals.lock().insert((inode.mount, errno)) {
+            let why = match errno {
+                libc::ELOOP => "its file system is stacked too deep for the kernel".to_string(),
+                _ => std::io::Error::from_raw_os_error(errno).to_string(),
+            };
+            let name = self.name_of(inode);
+            tracing::info!(
+                "no passthrough for {} and the like: {why}; their data goes through the daemon",
+                name.display()
+            );
         }
     }
 
@@ -187,16 +209,16 @@ impl FileSystem {
         let Some(Handle::File(handle)) = self.handles.remove(number) else {
             return;
         };
-        let backing = {
+        let closed = {
             let mut opens = handle.inode.opens.lock();
             opens.handles = opens.handles.saturating_sub(1);
             if handle.writes() {
                 opens.writers = opens.writers.saturating_sub(1);
                 opens.written = true;
             }
-            if opens.handles == 0 { opens.mode.take() } else { None }
+            if opens.handles == 0 { (opens.mode.take(), opens.kept.take()) } else { (None, None) }
         };
-        drop(backing); // tells the kernel, outside the lock
+        drop(closed); // tells the kernel, outside the lock
     }
 
     /// Reads into `buffer`, as many bytes as there are.
@@ -306,5 +328,18 @@ impl FileSystem {
         });
         self.cache.changed(target.inode.id);
         copied.map(|n| n as u32)
+    }
+}
+
+/// The kernel writes with the credentials of this moment: with CAP_FSETID set-user-id bits would survive.
+fn register_backing(
+    inode: &Inode,
+    kept: Option<&OwnedFd>,
+    register: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<BackingId>,
+) -> std::io::Result<BackingId> {
+    match kept {
+        Some(kept) => without_fsetid(|| register(kept.as_fd())),
+        // Of an inode with a descriptor, which takes no lock.
+        None => without_fsetid(|| register(inode.reach()?.as_fd())),
     }
 }

@@ -3,13 +3,13 @@
 //! into the reply, except `.` and `..`. The name `.warpfs` of the root is not listed. Called by `fuse`.
 
 use super::FileSystem;
-use super::attributes::{Entry, attr_of, kind_of};
+use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::handle::Handle;
 use super::inode::{Inode, ROOT, is_virtual};
 use super::proc_path;
-use crate::source::FileId;
+use super::status::kind_of;
 use fuser::{INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
@@ -61,14 +61,13 @@ impl FileSystem {
 
     pub(crate) fn readdir(&self, handle: u64, offset: u64, reply: &mut ReplyDirectory) -> Result<()> {
         let directory = self.handles.directory(handle)?;
-        let device = match &*directory {
-            DirectoryHandle::Real { inode, .. } => Some(inode.id.device),
+        let inode = match &*directory {
+            DirectoryHandle::Real { inode, .. } => Some(inode),
             DirectoryHandle::Virtual => None,
         };
         directory.list(self, offset, |listed| {
-            let inode = listed.number;
-            // As stat will show it: another file system in the source has numbers of its own.
-            let number = device.map_or(inode, |device| self.inodes.number_of(FileId { device, inode }));
+            // As stat will show it: another mount in the source has numbers of its own.
+            let number = inode.map_or(listed.number, |inode| self.inodes.number_of(inode, listed.number));
             reply.add(INodeNo(number), listed.next, kind_of(listed.kind), &listed.name)
         })
     }
@@ -105,9 +104,8 @@ impl FileSystem {
             return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         };
         if listed.name == "." || listed.name == ".." {
-            let stat = rustix::fs::fstat(inode.reach()?)?;
-            let mut attr = attr_of(&stat, inode);
-            attr.ino = INodeNo(listed.number);
+            // The kernel takes no more than the number and the kind of these.
+            let attr = self.status_of(inode, &inode.reach()?)?.attr(listed.number);
             let attributes = super::attributes::Attributes { attr, keep: std::time::Duration::ZERO };
             return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         }

@@ -3,36 +3,30 @@
 //! its reply leaves, and an inode that was forgotten is never revived: the count never goes from 0 to 1, a new entry is
 //! made instead. No system call is made under the table's lock.
 
+mod numbering;
+
+pub(crate) use numbering::{is_virtual, virtual_node};
+
 use super::error::Result;
-use super::location::{Handle, Location, Reached};
+use super::location::{Handle, Location, Named, Reached};
+use super::status::{Place, Status};
 use crate::source::FileId;
 use fuser::BackingId;
+use numbering::Numbering;
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{FileType, OFlags, Stat};
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The root's node id, which FUSE fixes.
 pub(crate) const ROOT: u64 = 1;
 
-/// A node id is a device index above this bit and an inode number below it.
-const DEVICE_SHIFT: u32 = 48;
-/// Device index of the inodes that exist in the mount only.
-const VIRTUAL_INDEX: u64 = 0xFFFF;
-/// Device index of the inodes whose number or device does not fit; they are numbered as they come.
-const NUMBERED_INDEX: u64 = 0xFFFE;
-
-/// Node id of a virtual inode.
-pub(crate) const fn virtual_node(number: u64) -> u64 {
-    (VIRTUAL_INDEX << DEVICE_SHIFT) | number
-}
-
-pub(crate) fn is_virtual(node: u64) -> bool {
-    node >> DEVICE_SHIFT == VIRTUAL_INDEX
-}
+/// A table that has shrunk to less than a quarter gives memory back, unless it is this small.
+const SMALL: usize = 1 << 14;
 
 /// One inode of the source that the kernel knows.
 pub(crate) struct Inode {
@@ -40,10 +34,14 @@ pub(crate) struct Inode {
     /// Differs between two lives of one node id.
     pub(crate) generation: u64,
     pub(crate) id: FileId,
+    /// The mount of the source in which it was found.
+    pub(crate) mount: u64,
+    /// That mount is not the source's own.
+    pub(crate) foreign: bool,
     pub(crate) kind: FileType,
     location: Location,
-    /// Lookups that the kernel has not yet forgotten. Changed under the table's write lock only; 0 means "not in the
-    /// table any more".
+    /// Lookups that the kernel has not yet forgotten. Raised under the table's lock, lowered under its write lock; 0
+    /// means "not in the table any more".
     lookups: AtomicU64,
     pub(crate) opens: Mutex<Opens>,
 }
@@ -59,6 +57,8 @@ pub(crate) struct Opens {
     pub(crate) refused: bool,
     /// Was open for writing since the attributes were last given out.
     pub(crate) written: bool,
+    /// What an inode without a descriptor of its own is reached by while it is open: it may have no name any more.
+    pub(crate) kept: Option<Arc<OwnedFd>>,
     /// Size, mtime and ctime at the last cached open: while they stay the kernel may keep its pages.
     pub(crate) seen: Option<(i64, i64, u64, i64, u64)>,
 }
@@ -71,25 +71,45 @@ pub(crate) enum Mode {
 }
 
 impl Inode {
-    /// An O_PATH descriptor for as long as the result lives.
+    /// An O_PATH descriptor for as long as the result lives. Not to be called under the lock of `opens`.
     pub(crate) fn reach(&self) -> Result<Reached<'_>> {
+        if !self.has_descriptor()
+            && let Some(kept) = self.opens.lock().kept.clone()
+        {
+            return Ok(Reached::Shared(kept));
+        }
         self.location.reach()
+    }
+
+    pub(crate) fn has_descriptor(&self) -> bool {
+        matches!(self.location, Location::Descriptor(_))
+    }
+
+    pub(super) fn location(&self) -> &Location {
+        &self.location
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place { mount: self.mount, file: self.id }
     }
 }
 
 /// All inodes that the kernel knows.
 pub(crate) struct Inodes {
     table: RwLock<Table>,
-    /// With more inodes than this, new ones are reached by file handles.
-    descriptors: usize,
+    /// With more inodes than this that have a descriptor, new ones are reached by file handles or names.
+    most_descriptors: usize,
+    descriptors: AtomicUsize,
     /// The source's file system, to open its handles with; `None` where that is not possible.
-    mount: Option<Arc<OwnedFd>>,
+    file_system: Option<Arc<OwnedFd>>,
+    /// The source's own mount.
+    mount: u64,
     device: u64,
 }
 
 struct Table {
     by_node: HashMap<u64, Arc<Inode>>,
-    by_id: HashMap<FileId, u64>,
+    by_place: HashMap<Place, u64>,
     numbering: Numbering,
     /// Entries made so far.
     generation: u64,
@@ -97,19 +117,21 @@ struct Table {
 
 impl Inodes {
     /// `root` is the source's directory, O_PATH.
-    /// Of `descriptors` at most each belongs to an inode.
-    pub(crate) fn new(root: OwnedFd, stat: &Stat, descriptors: usize) -> Inodes {
+    /// Of `most_descriptors` at most each belongs to an inode.
+    pub(crate) fn new(root: OwnedFd, status: &Status, most_descriptors: usize) -> Inodes {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mount = rustix::fs::open(super::proc_path(&root), flags, rustix::fs::Mode::empty()).ok();
         // Opening by handle needs CAP_DAC_READ_SEARCH and a file system that can: tried once, here.
-        let mount = mount.map(Arc::new).filter(|mount| {
+        let file_system = mount.map(Arc::new).filter(|mount| {
             Handle::of(&root).is_some_and(|h| Location::Handle(Box::new(h), mount.clone()).reach().is_ok())
         });
-        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
+        let place = status.place();
         let inode = Inode {
             node: ROOT,
             generation: 0,
-            id,
+            id: place.file,
+            mount: place.mount,
+            foreign: false,
             kind: FileType::Directory,
             location: Location::Descriptor(root),
             lookups: AtomicU64::new(1),
@@ -118,13 +140,15 @@ impl Inodes {
         Inodes {
             table: RwLock::new(Table {
                 by_node: HashMap::from([(ROOT, Arc::new(inode))]),
-                by_id: HashMap::from([(id, ROOT)]),
-                numbering: Numbering::new(stat.st_dev),
+                by_place: HashMap::from([(place, ROOT)]),
+                numbering: Numbering::new(place),
                 generation: 0,
             }),
-            descriptors,
-            mount,
-            device: stat.st_dev,
+            most_descriptors,
+            descriptors: AtomicUsize::new(1),
+            file_system,
+            mount: place.mount,
+            device: place.file.device,
         }
     }
 
@@ -136,11 +160,11 @@ impl Inodes {
         self.get(ROOT).expect("the root is never forgotten")
     }
 
-    /// The number by which a file is shown that nobody has looked up yet.
-    pub(crate) fn number_of(&self, id: FileId) -> u64 {
-        let table = self.table.read();
-        let index = table.numbering.devices.get(&id.device).copied();
-        index.and_then(|index| Numbering::own(index, id.inode)).unwrap_or(id.inode)
+    /// The number by which a file of this directory's mount is shown that nobody has looked up yet.
+    pub(crate) fn number_of(&self, directory: &Inode, inode: u64) -> u64 {
+        let file = FileId { device: directory.id.device, inode };
+        let place = Place { mount: directory.mount, file };
+        self.table.read().numbering.expected(place).unwrap_or(inode)
     }
 
     /// Number of inodes that the kernel knows, the root among them.
@@ -148,40 +172,87 @@ impl Inodes {
         self.table.read().by_node.len()
     }
 
-    /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `stat`. The caller replies after.
-    pub(crate) fn looked_up(&self, descriptor: OwnedFd, stat: &Stat) -> Arc<Inode> {
-        let id = FileId { device: stat.st_dev, inode: stat.st_ino };
-        let many = self.mount.as_ref().filter(|_| id.device == self.device && self.len() >= self.descriptors);
-        let handle = many.and_then(|mount| Some((Box::new(Handle::of(&descriptor)?), mount.clone())));
-        // By its handle a file that has only inherited the number of a known one is told apart.
-        let same = |known: &Inode| match (&known.location, &handle) {
-            (Location::Handle(old, _), Some((new, _))) => old == new,
-            (Location::Handle(old, _), None) => Handle::of(&descriptor).is_some_and(|new| **old == new),
-            (Location::Descriptor(_), _) => true, // kept from reuse
-        };
-        let mut table = self.table.write();
-        let table = &mut *table;
-        if let Some(known) = table.by_id.get(&id).and_then(|node| table.by_node.get(node)).filter(|k| same(k)) {
-            known.lookups.fetch_add(1, Ordering::Relaxed);
-            return known.clone(); // `descriptor` is closed after the lock is released
+    /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `status` and was found as `name` in
+    /// `parent`. The caller replies after.
+    pub(crate) fn looked_up(
+        &self,
+        descriptor: OwnedFd,
+        status: &Status,
+        parent: &Arc<Inode>,
+        name: &OsStr,
+    ) -> Arc<Inode> {
+        let place = status.place();
+        {
+            let table = self.table.read();
+            if let Some(known) = table.known(place).filter(|known| known.has_descriptor()) {
+                known.lookups.fetch_add(1, Ordering::Relaxed);
+                return known.clone(); // `descriptor` is closed after the lock is released
+            }
         }
-        let node = table.numbering.node_of(id, |node| table.by_node.contains_key(&node));
-        table.generation += 1;
-        let inode = Arc::new(Inode {
-            node,
-            generation: table.generation,
-            id,
-            kind: FileType::from_raw_mode(stat.st_mode),
-            location: match handle {
-                Some((handle, mount)) => Location::Handle(handle, mount),
-                None => Location::Descriptor(descriptor),
-            },
-            lookups: AtomicU64::new(1),
-            opens: Mutex::default(),
-        });
-        table.by_node.insert(node, inode.clone());
-        table.by_id.insert(id, node);
-        inode
+        let foreign = place.mount != self.mount;
+        let bare = foreign || self.descriptors.load(Ordering::Relaxed) >= self.most_descriptors;
+        let mut handle = if bare { Handle::of(&descriptor) } else { None };
+        let mut asked = bare;
+        loop {
+            let mut table = self.table.write();
+            let Some(known) = table.known(place) else {
+                return self.insert(&mut table, descriptor, status, (parent, name), bare.then_some(handle));
+            };
+            if known.has_descriptor() || (asked && known.location.handle() == handle.as_ref()) {
+                known.lookups.fetch_add(1, Ordering::Relaxed);
+                let known = known.clone();
+                drop(table);
+                if let Location::Named(named) = &known.location {
+                    named.found(parent, name);
+                }
+                return known;
+            }
+            if asked {
+                // The known one is gone, and this file has only inherited its number.
+                return self.insert(&mut table, descriptor, status, (parent, name), bare.then_some(handle));
+            }
+            drop(table);
+            handle = Handle::of(&descriptor);
+            asked = true;
+        }
+    }
+
+    /// Enters a file that is not known. `bare`: it gets no descriptor, and this is its handle.
+    fn insert(
+        &self,
+        table: &mut Table,
+        descriptor: OwnedFd,
+        status: &Status,
+        (parent, name): (&Arc<Inode>, &OsStr),
+        bare: Option<Option<Handle>>,
+    ) -> Arc<Inode> {
+        let place = status.place();
+        let foreign = place.mount != self.mount;
+        let openable = self.file_system.as_ref().filter(|_| !foreign && place.file.device == self.device);
+        let location = match (bare, openable) {
+            (None, _) => Location::Descriptor(descriptor),
+            (Some(Some(handle)), Some(mount)) => Location::Handle(Box::new(handle), mount.clone()),
+            (Some(handle), _) => Location::Named(Named::new(parent.clone(), name, place, handle.map(Box::new))),
+        };
+        if matches!(location, Location::Descriptor(_)) {
+            self.descriptors.fetch_add(1, Ordering::Relaxed);
+        }
+        table.insert(place, foreign, status.kind(), location)
+    }
+
+    /// A rename through the mount has put what is `descriptor` (O_PATH) at this name.
+    pub(crate) fn moved(&self, descriptor: &OwnedFd, parent: &Arc<Inode>, name: &OsStr) {
+        let Ok(status) = Status::of(descriptor) else { return };
+        let known = self.table.read().known(status.place()).cloned();
+        if let Some(Location::Named(named)) = known.as_deref().map(Inode::location) {
+            named.found(parent, name);
+        }
+    }
+
+    /// Whether names count: some inode may be reached by one.
+    pub(crate) fn by_name(&self, parent: &Inode) -> bool {
+        let full = self.descriptors.load(Ordering::Relaxed) >= self.most_descriptors;
+        parent.foreign || (full && self.file_system.is_none())
     }
 
     /// The kernel gave `count` lookups of `node` back.
@@ -189,15 +260,65 @@ impl Inodes {
         if node == ROOT || is_virtual(node) {
             return;
         }
-        let removed = {
+        let (removed, shrunk) = {
             let mut table = self.table.write();
-            table.forget(node, count)
+            (table.forget(node, count), table.shrink())
         };
+        if removed.as_ref().is_some_and(|inode| inode.has_descriptor()) {
+            self.descriptors.fetch_sub(1, Ordering::Relaxed);
+        }
         drop(removed); // closes the descriptor, outside the lock
+        if shrunk {
+            give_back();
+        }
+    }
+}
+
+/// Returns freed memory to the system, which the allocator would keep after a million small pieces.
+fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only looks at the allocator's own free memory, under the allocator's locks.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
 impl Table {
+    fn known(&self, place: Place) -> Option<&Arc<Inode>> {
+        self.by_place.get(&place).and_then(|node| self.by_node.get(node))
+    }
+
+    /// A new inode with one lookup.
+    fn insert(&mut self, place: Place, foreign: bool, kind: FileType, location: Location) -> Arc<Inode> {
+        let node = self.numbering.node_of(place, |node| self.by_node.contains_key(&node));
+        self.generation += 1;
+        let inode = Arc::new(Inode {
+            node,
+            generation: self.generation,
+            id: place.file,
+            mount: place.mount,
+            foreign,
+            kind,
+            location,
+            lookups: AtomicU64::new(1),
+            opens: Mutex::default(),
+        });
+        self.by_node.insert(node, inode.clone());
+        self.by_place.insert(place, node);
+        inode
+    }
+
+    /// Whether the maps were much too large and are not any more.
+    fn shrink(&mut self) -> bool {
+        let capacity = self.by_node.capacity();
+        let much = capacity > SMALL && self.by_node.len() < capacity / 4;
+        if much {
+            self.by_node.shrink_to(self.by_node.len() * 2);
+            self.by_place.shrink_to(self.by_place.len() * 2);
+        }
+        much
+    }
+
     fn forget(&mut self, node: u64, count: u64) -> Option<Arc<Inode>> {
         let inode = self.by_node.get(&node)?;
         let left = inode.lookups.load(Ordering::Relaxed).saturating_sub(count);
@@ -206,46 +327,10 @@ impl Table {
             return None;
         }
         let inode = self.by_node.remove(&node)?;
-        if self.by_id.get(&inode.id) == Some(&node) {
-            self.by_id.remove(&inode.id);
+        if self.by_place.get(&inode.place()) == Some(&node) {
+            self.by_place.remove(&inode.place());
         }
         Some(inode)
-    }
-}
-
-/// Which node id a file gets.
-struct Numbering {
-    /// Index of each device that was seen; the source's own is 0.
-    devices: HashMap<u64, u64>,
-    numbered: u64,
-}
-
-impl Numbering {
-    fn new(device: u64) -> Numbering {
-        Numbering { devices: HashMap::from([(device, 0)]), numbered: 0 }
-    }
-
-    /// The file's own number, if it can be a node id.
-    fn own(index: u64, inode: u64) -> Option<u64> {
-        let own = (index << DEVICE_SHIFT) | inode;
-        let fits = index < NUMBERED_INDEX && inode != 0 && inode >> DEVICE_SHIFT == 0;
-        (fits && own != ROOT).then_some(own)
-    }
-
-    /// The file's own number where it is free, else the next of the numbers given out as they come.
-    fn node_of(&mut self, id: FileId, taken: impl Fn(u64) -> bool) -> u64 {
-        let next = self.devices.len() as u64;
-        let index = *self.devices.entry(id.device).or_insert(next);
-        if let Some(own) = Numbering::own(index, id.inode).filter(|own| !taken(*own)) {
-            return own;
-        }
-        loop {
-            self.numbered += 1;
-            let node = (NUMBERED_INDEX << DEVICE_SHIFT) | self.numbered;
-            if !taken(node) {
-                return node;
-            }
-        }
     }
 }
 
@@ -253,61 +338,83 @@ impl Numbering {
 mod tests {
     use super::*;
 
-    fn id(device: u64, inode: u64) -> FileId {
-        FileId { device, inode }
+    /// A table over a fresh directory, and looking up a name in it.
+    fn table(most_descriptors: usize) -> (tempfile::TempDir, Inodes) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (root, status) = open(dir.path());
+        let inodes = Inodes::new(root, &status, most_descriptors);
+        (dir, inodes)
     }
 
-    #[test]
-    fn a_node_is_the_sources_inode_number() {
-        let mut numbering = Numbering::new(7);
-        assert_eq!(numbering.node_of(id(7, 42), |_| false), 42);
-        assert_eq!(numbering.node_of(id(7, 42), |_| false), 42);
+    fn open(path: &std::path::Path) -> (OwnedFd, Status) {
+        let fd = rustix::fs::open(path, OFlags::PATH, rustix::fs::Mode::empty()).expect("open");
+        let status = Status::of(&fd).expect("stat");
+        (fd, status)
     }
 
-    #[test]
-    fn submounts_do_not_collide() {
-        let mut numbering = Numbering::new(7);
-        let first = numbering.node_of(id(7, 42), |_| false);
-        let second = numbering.node_of(id(8, 42), |_| false);
-        let third = numbering.node_of(id(9, 42), |_| false);
-        assert_eq!((first, second, third), (42, (1 << 48) | 42, (2 << 48) | 42));
-    }
-
-    #[test]
-    fn the_roots_number_and_the_virtual_ones_are_not_given_out() {
-        let mut numbering = Numbering::new(7);
-        for strange in [id(7, 1), id(7, 0), id(7, virtual_node(3)), id(7, u64::MAX)] {
-            let node = numbering.node_of(strange, |_| false);
-            assert_eq!(node >> DEVICE_SHIFT, NUMBERED_INDEX, "{strange:?}");
-        }
+    fn look(dir: &tempfile::TempDir, inodes: &Inodes, name: &str) -> Arc<Inode> {
+        let (fd, status) = open(&dir.path().join(name));
+        inodes.looked_up(fd, &status, &inodes.root(), name.as_ref())
     }
 
     #[test]
     fn forgotten_inodes_leave_and_come_back_as_new_ones() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let open = |path: &std::path::Path| {
-            let fd = rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).expect("open");
-            let stat = rustix::fs::fstat(&fd).expect("stat");
-            (fd, stat)
-        };
-        let (root, stat) = open(dir.path());
-        let inodes = Inodes::new(root, &stat, 10);
-        let path = dir.path().join("f");
-        std::fs::write(&path, b"x").expect("written");
-        let look = || {
-            let (fd, stat) = open(&path);
-            inodes.looked_up(fd, &stat)
-        };
-        let first = look();
-        assert_eq!(look().generation, first.generation);
+        let (dir, inodes) = table(10);
+        std::fs::write(dir.path().join("f"), b"x").expect("written");
+        let first = look(&dir, &inodes, "f");
+        assert_eq!(look(&dir, &inodes, "f").generation, first.generation);
         inodes.forget(first.node, 1);
         assert_eq!(inodes.len(), 2);
         inodes.forget(ROOT, 5);
         inodes.forget(first.node, 1);
         assert_eq!(inodes.len(), 1);
         assert!(inodes.get(first.node).is_err());
-        let again = look();
+        let again = look(&dir, &inodes, "f");
         assert_eq!(again.node, first.node);
         assert_ne!(again.generation, first.generation);
+    }
+
+    #[test]
+    fn beyond_the_descriptors_an_inode_is_still_found_and_told_from_its_successor() {
+        for by_name in [false, true] {
+            let (dir, mut inodes) = table(1);
+            if by_name {
+                inodes.file_system = None; // as for an ordinary user
+            }
+            let path = dir.path().join("f");
+            std::fs::write(&path, b"x").expect("written");
+            let inode = look(&dir, &inodes, "f");
+            assert!(!inode.has_descriptor());
+            let reached = |inode: &Inode| inode.reach().and_then(Status::of).map(|status| status.place());
+            assert_eq!(reached(&inode), Ok(inode.place()));
+            // Another name, through the mount.
+            std::fs::rename(&path, dir.path().join("g")).expect("renamed");
+            let (moved, _) = open(&dir.path().join("g"));
+            assert_eq!(inodes.by_name(&inodes.root()), by_name || inodes.file_system.is_none());
+            inodes.moved(&moved, &inodes.root(), "g".as_ref());
+            assert_eq!(reached(&inode), Ok(inode.place()));
+            // Another file, perhaps with the same number.
+            std::fs::remove_file(dir.path().join("g")).expect("removed");
+            drop(moved);
+            std::fs::write(dir.path().join("g"), b"y").expect("written");
+            assert_eq!(reached(&inode), Err(Errno::STALE));
+            assert_ne!(look(&dir, &inodes, "g").generation, inode.generation);
+        }
+    }
+
+    #[test]
+    fn a_directory_on_the_way_may_be_known_by_name_too() {
+        let (dir, mut inodes) = table(1);
+        inodes.file_system = None;
+        std::fs::create_dir(dir.path().join("d")).expect("made");
+        std::fs::write(dir.path().join("d/f"), b"x").expect("written");
+        let folder = look(&dir, &inodes, "d");
+        let (fd, status) = open(&dir.path().join("d/f"));
+        let file = inodes.looked_up(fd, &status, &folder, "f".as_ref());
+        assert!(file.reach().is_ok());
+        std::fs::rename(dir.path().join("d"), dir.path().join("e")).expect("renamed");
+        assert!(matches!(file.reach(), Err(Errno::STALE)));
+        inodes.moved(&open(&dir.path().join("e")).0, &inodes.root(), "e".as_ref());
+        assert!(file.reach().is_ok());
     }
 }

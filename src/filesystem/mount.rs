@@ -9,6 +9,7 @@ use super::control::{Control, Queue};
 use super::fuse::Fuse;
 use super::handle::Handles;
 use super::inode::Inodes;
+use super::status::Status;
 use crate::cache::Cache;
 use crate::config::MountOptions;
 use crate::failure::{Failure, Result};
@@ -67,8 +68,9 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
     checks::mountpoint(options)?;
     checks::device()?;
     let stacked = rustix::fs::fstatfs(&root).is_ok_and(|s| s.f_type == OVERLAYFS_MAGIC);
-    let config = session_config(options, &root);
-    let fs = file_system(options, root, cache, facts)?;
+    let forbids = forbidden(&root);
+    let config = session_config(options, forbids);
+    let fs = file_system(options, root, forbids, cache, facts)?;
     let reason = Arc::new(Mutex::new(String::new()));
     let adapter = Fuse {
         fs: fs.clone(),
@@ -124,13 +126,19 @@ impl Unmounter {
     }
 }
 
-fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: Facts) -> Result<Arc<FileSystem>> {
+fn file_system(
+    options: &MountOptions,
+    root: OwnedFd,
+    forbids: StatVfsMountFlags,
+    cache: Arc<Cache>,
+    facts: Facts,
+) -> Result<Arc<FileSystem>> {
     let failed = |e| Failure::system(options.source.display(), e);
-    let stat = rustix::fs::fstat(&root).map_err(failed)?;
+    let status = Status::of(&root).map_err(failed)?;
     let for_queue = rustix::io::fcntl_dupfd_cloexec(&root, 0).map_err(failed)?;
     let queue = Queue::start(for_queue, &options.mountpoint, cache.clone())?;
     Ok(Arc::new(FileSystem {
-        inodes: Inodes::new(root, &stat, descriptors_for_inodes()),
+        inodes: Inodes::new(root, &status, descriptors_for_inodes()),
         handles: Handles::new(),
         cache,
         control: Control::new(facts, &options.mountpoint, queue),
@@ -139,11 +147,21 @@ fn file_system(options: &MountOptions, root: OwnedFd, cache: Arc<Cache>, facts: 
         passthrough: AtomicBool::new(false),
         served: Default::default(),
         waiting: Default::default(),
+        forbids,
+        refusals: Default::default(),
         applies_umask: AtomicBool::new(false),
     }))
 }
 
-fn session_config(options: &MountOptions, root: &OwnedFd) -> Config {
+/// What our mount forbids: for root what the source's own mount does; fusermount3 forbids more.
+fn forbidden(root: &OwnedFd) -> StatVfsMountFlags {
+    let (nosuid, nodev) = (StatVfsMountFlags::NOSUID, StatVfsMountFlags::NODEV);
+    let flags = rustix::fs::fstatvfs(root).map_or(nosuid | nodev, |s| s.f_flag);
+    let flags = if has(CapabilitySet::SYS_ADMIN) { flags } else { flags | nosuid | nodev };
+    flags & (nosuid | nodev | StatVfsMountFlags::NOEXEC)
+}
+
+fn session_config(options: &MountOptions, forbids: StatVfsMountFlags) -> Config {
     let source = options.source.to_string_lossy();
     let privileged = has(CapabilitySet::SYS_ADMIN);
     // mount(2) takes the name as it is; fusermount3 takes it in a list of options.
@@ -155,12 +173,15 @@ fn session_config(options: &MountOptions, root: &OwnedFd) -> Config {
         MountOption::DefaultPermissions,
     ];
     if privileged {
-        // fuser adds nosuid and nodev: a mount in the source may have them although the source's own has not, and
-        // crossing the boundary must not take them off.
-        let flags = rustix::fs::fstatvfs(root).map(|s| s.f_flag).unwrap_or(StatVfsMountFlags::empty());
-        if flags.contains(StatVfsMountFlags::NOEXEC) {
-            wanted.push(MountOption::NoExec);
-        }
+        // fuser forbids both unless it is told not to.
+        let allowed = [
+            (StatVfsMountFlags::NOSUID, MountOption::Suid),
+            (StatVfsMountFlags::NODEV, MountOption::Dev),
+        ];
+        wanted.extend(allowed.into_iter().filter(|(flag, _)| !forbids.contains(*flag)).map(|(_, option)| option));
+    }
+    if forbids.contains(StatVfsMountFlags::NOEXEC) {
+        wanted.push(MountOption::NoExec);
     }
     // More than the processors: a worker may wait for a disk, or for somebody's lease.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);

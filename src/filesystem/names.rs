@@ -3,12 +3,13 @@
 //! ours and is never passed to the source. Called by `fuse`.
 
 use super::FileSystem;
-use super::attributes::{Entry, attr_of, decode_device};
+use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::inode::{Inode, ROOT, is_virtual};
 use super::origin::{Origin, with_umask};
 use super::proc_path;
+use super::status::{Status, decode_device};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -16,6 +17,9 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// How a name is looked at.
+const FOUND: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What MKNOD, MKDIR and CREATE say beside the name.
 #[derive(Clone, Copy, Debug)]
@@ -35,21 +39,24 @@ impl FileSystem {
     }
 
     /// Finds `name` in the source's directory and counts the lookup.
-    pub(crate) fn find(&self, parent: &Inode, name: &OsStr) -> Result<Entry> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.entry(rustix::fs::openat(parent.reach()?, name, flags, Mode::empty())?)
+    pub(crate) fn find(&self, parent: &Arc<Inode>, name: &OsStr) -> Result<Entry> {
+        self.entry(rustix::fs::openat(parent.reach()?, name, FOUND, Mode::empty())?, parent, name)
     }
 
-    /// The entry of what an O_PATH descriptor names; its lookup is counted.
-    pub(crate) fn entry(&self, descriptor: OwnedFd) -> Result<Entry> {
-        let stat = rustix::fs::fstat(&descriptor)?;
-        let inode = self.inodes.looked_up(descriptor, &stat);
+    /// The entry of what an O_PATH descriptor names, which was found as `name` in `parent`; its lookup is counted.
+    pub(crate) fn entry(&self, descriptor: OwnedFd, parent: &Arc<Inode>, name: &OsStr) -> Result<Entry> {
+        let status = Status::of(&descriptor)?;
+        let foreign = status.place().mount != parent.mount || parent.foreign;
+        let flags = if foreign { Some(rustix::fs::fstatvfs(&descriptor)?.f_flag) } else { None };
+        let inode = self.inodes.looked_up(descriptor, &status, parent, name);
+        let status = flags.map_or(status, |flags| status.restrict(flags - self.forbids));
         let unsettled = {
             let opens = inode.opens.lock();
             opens.writers > 0 || opens.written
         };
         let keep = if unsettled { std::time::Duration::ZERO } else { super::attributes::KEEP };
-        let attributes = super::attributes::Attributes { attr: entry_attr(&stat, &inode), keep };
+        // An entry's attributes name the node: fuser takes the node id from them.
+        let attributes = super::attributes::Attributes { attr: status.attr(inode.node), keep };
         Ok(Entry { node: inode.node, generation: inode.generation, attributes })
     }
 
@@ -109,7 +116,18 @@ impl FileSystem {
     pub(crate) fn rename(&self, from: u64, name: &OsStr, to: u64, new_name: &OsStr, flags: u32) -> Result<()> {
         let from = self.changeable(from, name)?;
         let to = self.changeable(to, new_name)?;
-        rustix::fs::renameat_with(from.reach()?, name, to.reach()?, new_name, RenameFlags::from_bits_retain(flags))
+        let flags = RenameFlags::from_bits_retain(flags);
+        rustix::fs::renameat_with(from.reach()?, name, to.reach()?, new_name, flags)?;
+        let mut moved = vec![(&to, new_name)];
+        if flags.contains(RenameFlags::EXCHANGE) {
+            moved.push((&from, name));
+        }
+        for (parent, name) in moved.into_iter().filter(|(parent, _)| self.inodes.by_name(parent)) {
+            if let Ok(descriptor) = rustix::fs::openat(parent.reach()?, name, FOUND, Mode::empty()) {
+                self.inodes.moved(&descriptor, parent, name);
+            }
+        }
+        Ok(())
     }
 
     /// An inode of the source; the virtual ones have no name or data there.
@@ -133,9 +151,4 @@ impl FileSystem {
         self.writable()?;
         self.directory_inode(parent)
     }
-}
-
-/// An entry's attributes name the node: fuser takes the node id from them.
-fn entry_attr(stat: &rustix::fs::Stat, inode: &Inode) -> fuser::FileAttr {
-    fuser::FileAttr { ino: fuser::INodeNo(inode.node), ..attr_of(stat, inode) }
 }

@@ -6,7 +6,7 @@ use super::error::Result;
 use super::inode::is_virtual;
 use super::origin::Origin;
 use super::proc_path;
-use rustix::fs::XattrFlags;
+use rustix::fs::{StatVfsMountFlags, XattrFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -26,6 +26,13 @@ impl FileSystem {
         }
         let inode = self.inodes.get(node)?;
         let reached = inode.reach()?;
+        if name == "security.capability" && inode.foreign {
+            // Where set-user-id bits have no effect, file capabilities have none.
+            let flags = rustix::fs::fstatvfs(&reached)?.f_flag - self.forbids;
+            if flags.contains(StatVfsMountFlags::NOSUID) {
+                return Err(Errno::NODATA);
+            }
+        }
         let path = proc_path(&reached);
         // One attempt is enough for nearly every value; XATTR_SIZE_MAX is enough for all.
         for size in [1024, 65536] {
