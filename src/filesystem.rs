@@ -7,6 +7,7 @@ mod control;
 mod data;
 mod directory;
 mod error;
+mod flags;
 mod fuse;
 mod handle;
 mod inode;

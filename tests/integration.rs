@@ -25,5 +25,7 @@ mod materialize;
 mod mount;
 #[path = "integration/readme.rs"]
 mod readme;
+#[path = "integration/sources.rs"]
+mod sources;
 #[path = "integration/triggers.rs"]
 mod triggers;

@@ -4,8 +4,10 @@ use super::{Done, complain, paths, some_failed};
 use crate::client::{self, Buffer, Session};
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 /// Compare the bytes in device memory with the file's, byte for byte; of directories, of every file below them.
@@ -19,11 +21,17 @@ pub(super) struct Args {
 pub(super) const PIECE: usize = 8 << 20;
 
 pub(super) fn run(args: &Args) -> Done {
-    let session = Session::of_path(&args.which.paths[0])?;
     let device = args.which.device()?;
     let (files, mut failures) = paths::files(&args.which.paths);
+    // The paths may lie on several mounts, and a session belongs to the daemon of one.
+    let mut sessions = HashMap::new();
     for path in &files {
         let verified = client::open(path).and_then(|file| {
+            let mount = file.metadata().map_err(|e| Failure::system(path.display(), e))?.dev();
+            let session = match sessions.entry(mount) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(free) => free.insert(Session::of_path(path)?),
+            };
             let buffer = session.open_file(&file, path, device, &mut |_| {})?;
             compare(&buffer, &file, path)
         });

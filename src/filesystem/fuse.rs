@@ -409,7 +409,12 @@ impl Filesystem for Fuse {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let answered = Box::new(move |answer: super::ioctl::Answer| reply.ioctl(answer.result, &answer.data));
+        let answered = Box::new(move |answer: super::ioctl::Answer| {
+            if answer.result < 0 && answer.data.is_empty() {
+                return reply.error(Errno::from_i32(-answer.result));
+            }
+            reply.ioctl(answer.result, &answer.data);
+        });
         self.fs.ioctl(Origin::from(req), fh.0, cmd, in_data, out_size, answered);
     }
 

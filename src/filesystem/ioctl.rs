@@ -3,6 +3,7 @@
 //! answer to a load comes from another thread, after one second at most. Called by `fuse`.
 
 use super::FileSystem;
+use super::flags::is_flags;
 use super::handle::Handle;
 use super::origin::Origin;
 use crate::cache::{Ask, Outcome};
@@ -15,7 +16,8 @@ use crate::protocol::{
 use crate::source::{FileId, OpenFile};
 use std::time::Duration;
 
-/// What the ioctl returns: 0 or a negative errno, and the struct, which the kernel copies out in both cases.
+/// What the ioctl returns: 0 or a negative errno, and the struct, which the kernel copies out in both cases. An errno
+/// without a struct is the request's own failure.
 pub(crate) struct Answer {
     pub(crate) result: i32,
     pub(crate) data: Vec<u8>,
@@ -59,6 +61,10 @@ impl FileSystem {
             IOCTL_EVICT if fits(EvictIoctl::SIZE, true) => answered(match EvictIoctl::decode(input) {
                 Some(request) => self.evict_ioctl(origin, handle, request),
                 None => Answer::bare(libc::ENOTTY),
+            }),
+            number if is_flags(number) => answered(match self.flags_ioctl(handle, number, input, output) {
+                Ok(data) => Answer { result: 0, data },
+                Err(e) => Answer::bare(e.raw_os_error()),
             }),
             _ => answered(Answer::bare(libc::ENOTTY)),
         }

@@ -174,10 +174,7 @@ fn session_config(options: &MountOptions, forbids: StatVfsMountFlags) -> Config 
     ];
     if privileged {
         // fuser forbids both unless it is told not to.
-        let allowed = [
-            (StatVfsMountFlags::NOSUID, MountOption::Suid),
-            (StatVfsMountFlags::NODEV, MountOption::Dev),
-        ];
+        let allowed = [(StatVfsMountFlags::NOSUID, MountOption::Suid), (StatVfsMountFlags::NODEV, MountOption::Dev)];
         wanted.extend(allowed.into_iter().filter(|(flag, _)| !forbids.contains(*flag)).map(|(_, option)| option));
     }
     if forbids.contains(StatVfsMountFlags::NOEXEC) {

@@ -119,10 +119,7 @@ mod tests {
     fn times_before_the_epoch_go_forward_from_their_second() {
         for (seconds, nanoseconds) in [(-1i64, 0), (-1, 999_999_999), (-100, 1)] {
             let before = UNIX_EPOCH.duration_since(time(seconds, nanoseconds)).expect("before");
-            assert_eq!(
-                before,
-                Duration::from_secs(seconds.unsigned_abs()) - Duration::from_nanos(nanoseconds.into())
-            );
+            assert_eq!(before, Duration::from_secs(seconds.unsigned_abs()) - Duration::from_nanos(nanoseconds.into()));
         }
     }
 

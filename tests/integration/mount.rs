@@ -300,31 +300,6 @@ fn a_tree_is_copied_and_equal() {
 }
 
 #[test]
-fn a_file_system_in_the_source_has_numbers_of_its_own() {
-    // M14, as seen: plain readdir gave the raw number where stat gives the unique one.
-    if !rustix::process::geteuid().is_root() {
-        return; // nobody else may mount there
-    }
-    let mounted = Mounted::prepare();
-    let inner = mounted.source.join("inner");
-    fs::create_dir(&inner).expect("made");
-    let _tmpfs = Tmpfs::mount(&inner);
-    for i in 0..1000 {
-        File::create(inner.join(format!("f{i}"))).expect("created");
-    }
-    let mounted = mounted.mount(&["--device", "host"], &[]).expect("mounted");
-    let listed = || -> Vec<(u64, u64)> {
-        use std::os::unix::fs::DirEntryExt;
-        let entries = fs::read_dir(mounted.mountpoint.join("inner")).expect("listed");
-        entries.map(|e| e.expect("an entry")).map(|e| (e.ino(), fs::metadata(e.path()).expect("stat").ino())).collect()
-    };
-    // Twice: the kernel asks for attributes in the first listing, and for names only in a later one.
-    let (first, second) = (listed(), listed());
-    assert_eq!(first.len(), 1000);
-    assert!(first.iter().chain(&second).all(|(listed, stat)| listed == stat), "a listing and stat disagree");
-}
-
-#[test]
 fn an_acl_takes_the_set_group_id_bit_from_a_stranger_to_the_group() {
     if !rustix::process::geteuid().is_root() {
         return; // needs another user to be
@@ -401,4 +376,24 @@ fn who_waits_for_a_lease_keeps_nobody_else_waiting() {
     for thread in waiting {
         assert_eq!(thread.join().expect("no panic").expect("opened after all"), b"content");
     }
+}
+
+#[test]
+fn the_flags_of_a_file_are_shown_and_set() {
+    if !rustix::process::geteuid().is_root() {
+        return; // only root may make a file immutable
+    }
+    the_same_everywhere(|folder| {
+        let path = folder.join("f");
+        fs::write(&path, "x").expect("written");
+        let file = File::open(&path).expect("opened");
+        let before = rustix::fs::ioctl_getflags(&file).expect("shown");
+        let immutable = before | rustix::fs::IFlags::IMMUTABLE;
+        rustix::fs::ioctl_setflags(&file, immutable).expect("set");
+        let shown = rustix::fs::ioctl_getflags(&file).expect("shown");
+        let refused = [errno(fs::write(&path, "y")), errno(fs::remove_file(&path))];
+        rustix::fs::ioctl_setflags(&file, before).expect("set back");
+        let folder = rustix::fs::ioctl_getflags(File::open(folder).expect("opened")).expect("shown");
+        (before, shown, folder, refused, errno(fs::remove_file(&path)))
+    });
 }
