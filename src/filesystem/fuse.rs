@@ -304,7 +304,8 @@ impl Filesystem for Fuse {
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        empty(reply, self.fs.fsync(fh.0, datasync));
+        let fs = self.fs.clone();
+        self.fs.waiting.run(move |_| empty(reply, fs.fsync(fh.0, datasync)));
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -334,7 +335,8 @@ impl Filesystem for Fuse {
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        empty(reply, self.fs.fsyncdir(fh.0, datasync));
+        let fs = self.fs.clone();
+        self.fs.waiting.run(move |_| empty(reply, fs.fsyncdir(fh.0, datasync)));
     }
 
     fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
@@ -428,7 +430,8 @@ impl Filesystem for Fuse {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs.fallocate(Origin::from(req), fh.0, offset, length, mode));
+        let (fs, origin) = (self.fs.clone(), Origin::from(req));
+        self.fs.waiting.run(move |_| empty(reply, fs.fallocate(origin, fh.0, offset, length, mode)));
     }
 
     fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -451,9 +454,11 @@ impl Filesystem for Fuse {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        match self.fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
+        let fs = self.fs.clone();
+        let copied = move |_| match fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
             Ok(length) => reply.written(length),
             Err(e) => reply.error(e.errno()),
-        }
+        };
+        self.fs.waiting.run(copied);
     }
 }

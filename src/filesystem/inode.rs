@@ -172,6 +172,21 @@ impl Inodes {
         self.table.read().by_node.len()
     }
 
+    /// Counts one lookup of what `status` was found to be, if that is known and needs no descriptor. `handle` is asked
+    /// for where a number alone does not tell.
+    pub(crate) fn recall(&self, status: &Status, handle: impl FnOnce() -> Option<Handle>) -> Option<Arc<Inode>> {
+        let place = status.place();
+        if place.mount != self.mount {
+            return None;
+        }
+        let known = self.table.read().counted(place, |known| known.has_descriptor());
+        if known.is_some() || !self.table.read().knows(place) {
+            return known;
+        }
+        let handle = handle()?;
+        self.table.read().counted(place, |known| known.location.handle() == Some(&handle))
+    }
+
     /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `status` and was found as `name` in
     /// `parent`. The caller replies after.
     pub(crate) fn looked_up(
@@ -182,12 +197,8 @@ impl Inodes {
         name: &OsStr,
     ) -> Arc<Inode> {
         let place = status.place();
-        {
-            let table = self.table.read();
-            if let Some(known) = table.known(place).filter(|known| known.has_descriptor()) {
-                known.lookups.fetch_add(1, Ordering::Relaxed);
-                return known.clone(); // `descriptor` is closed after the lock is released
-            }
+        if let Some(known) = self.table.read().counted(place, |known| known.has_descriptor()) {
+            return known; // `descriptor` is closed after the lock is released
         }
         let foreign = place.mount != self.mount;
         let bare = foreign || self.descriptors.load(Ordering::Relaxed) >= self.most_descriptors;
@@ -286,6 +297,17 @@ fn give_back() {
 impl Table {
     fn known(&self, place: Place) -> Option<&Arc<Inode>> {
         self.by_place.get(&place).and_then(|node| self.by_node.get(node))
+    }
+
+    fn knows(&self, place: Place) -> bool {
+        self.by_place.contains_key(&place)
+    }
+
+    /// The inode, with one lookup more. Whoever lowers the count holds the write lock, so it is not 0 here.
+    fn counted(&self, place: Place, suits: impl FnOnce(&Inode) -> bool) -> Option<Arc<Inode>> {
+        let known = self.known(place).filter(|known| suits(known))?;
+        known.lookups.fetch_add(1, Ordering::Relaxed);
+        Some(known.clone())
     }
 
     /// A new inode with one lookup.

@@ -10,8 +10,9 @@ use super::status::{Place, Status};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 /// MAX_HANDLE_SZ of the kernel.
@@ -131,18 +132,28 @@ impl Named {
 impl Handle {
     /// The handle of what an O_PATH descriptor names. `None`: its file system gives none.
     pub(crate) fn of(descriptor: impl AsFd) -> Option<Handle> {
+        Handle::ask(descriptor.as_fd(), c"", libc::AT_EMPTY_PATH)
+    }
+
+    /// The handle of what has this name; of a symbolic link itself. `None`: nothing has it, or there are no handles.
+    pub(crate) fn at(directory: impl AsFd, name: &OsStr) -> Option<Handle> {
+        let name = CString::new(name.as_bytes()).ok()?;
+        Handle::ask(directory.as_fd(), &name, 0)
+    }
+
+    fn ask(descriptor: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> Option<Handle> {
         let mut handle = Handle { bytes: HANDLE_SIZE as u32, kind: 0, data: [0; HANDLE_SIZE] };
         let mut mount: libc::c_int = 0;
-        // SAFETY: `handle` has the layout of struct file_handle and as much room as it says; the path is an empty string
-        // that ends with NUL; both outlive the call.
+        // SAFETY: `handle` has the layout of struct file_handle and as much room as it says; `name` ends with NUL; both
+        // outlive the call.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
-                descriptor.as_fd().as_raw_fd(),
-                c"".as_ptr(),
+                descriptor.as_raw_fd(),
+                name.as_ptr(),
                 &raw mut handle,
                 &raw mut mount,
-                libc::AT_EMPTY_PATH,
+                flags,
             )
         };
         (done == 0).then_some(handle)

@@ -185,8 +185,8 @@ fn session_config(options: &MountOptions, forbids: StatVfsMountFlags) -> Config 
     let mut config = Config::default();
     config.mount_options = wanted;
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some((2 * cores).clamp(8, 32));
-    config.clone_fd = true;
+    config.n_threads = Some(std::env::var("NT").ok().and_then(|n| n.parse().ok()).unwrap_or((2 * cores).clamp(8, 32)));
+    config.clone_fd = std::env::var("NOCLONE").is_err();
     config
 }
 

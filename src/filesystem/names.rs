@@ -7,6 +7,7 @@ use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::inode::{Inode, ROOT, is_virtual};
+use super::location::Handle;
 use super::origin::{Origin, with_umask};
 use super::proc_path;
 use super::status::{Status, decode_device};
@@ -40,7 +41,13 @@ impl FileSystem {
 
     /// Finds `name` in the source's directory and counts the lookup.
     pub(crate) fn find(&self, parent: &Arc<Inode>, name: &OsStr) -> Result<Entry> {
-        self.entry(rustix::fs::openat(parent.reach()?, name, FOUND, Mode::empty())?, parent, name)
+        let at = parent.reach()?;
+        // Most lookups are of what the kernel knew a second ago: one call tells that it is the same.
+        let status = Status::at(&at, name)?;
+        if let Some(inode) = self.inodes.recall(&status, || Handle::at(&at, name)) {
+            return Ok(self.entry_for(&inode, &status));
+        }
+        self.entry(rustix::fs::openat(&at, name, FOUND, Mode::empty())?, parent, name)
     }
 
     /// The entry of what an O_PATH descriptor names, which was found as `name` in `parent`; its lookup is counted.
@@ -49,7 +56,10 @@ impl FileSystem {
         let foreign = status.place().mount != parent.mount || parent.foreign;
         let flags = if foreign { Some(rustix::fs::fstatvfs(&descriptor)?.f_flag) } else { None };
         let inode = self.inodes.looked_up(descriptor, &status, parent, name);
-        let status = flags.map_or(status, |flags| status.restrict(flags - self.forbids));
+        Ok(self.entry_for(&inode, &flags.map_or(status, |flags| status.restrict(flags - self.forbids))))
+    }
+
+    fn entry_for(&self, inode: &Inode, status: &Status) -> Entry {
         let unsettled = {
             let opens = inode.opens.lock();
             opens.writers > 0 || opens.written
@@ -57,7 +67,7 @@ impl FileSystem {
         let keep = if unsettled { std::time::Duration::ZERO } else { super::attributes::KEEP };
         // An entry's attributes name the node: fuser takes the node id from them.
         let attributes = super::attributes::Attributes { attr: status.attr(inode.node), keep };
-        Ok(Entry { node: inode.node, generation: inode.generation, attributes })
+        Entry { node: inode.node, generation: inode.generation, attributes }
     }
 
     pub(crate) fn readlink(&self, node: u64) -> Result<Vec<u8>> {

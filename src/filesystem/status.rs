@@ -5,11 +5,14 @@
 use super::error::Result;
 use crate::source::FileId;
 use rustix::fs::{AtFlags, FileType, StatVfsMountFlags, Statx, StatxFlags};
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a number that no later mount gets again.
 const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID).union(UNIQUE_MOUNT);
 
 /// A file's attributes at one moment.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +29,13 @@ pub(crate) struct Place {
 impl Status {
     /// Of an open file, or of what an O_PATH descriptor names.
     pub(crate) fn of(descriptor: impl AsFd) -> Result<Status> {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | UNIQUE_MOUNT;
-        rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, wanted).map(Status)
+        rustix::fs::statx(descriptor, c"", AtFlags::EMPTY_PATH, WANTED).map(Status)
+    }
+
+    /// Of what has this name; a symbolic link itself, and no automount that waits to be triggered.
+    pub(crate) fn at(directory: impl AsFd, name: &OsStr) -> Result<Status> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        rustix::fs::statx(directory, name, flags, WANTED).map(Status)
     }
 
     pub(crate) fn place(&self) -> Place {
