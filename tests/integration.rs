@@ -25,6 +25,8 @@ mod materialize;
 mod mount;
 #[path = "integration/readme.rs"]
 mod readme;
+#[path = "integration/semantics.rs"]
+mod semantics;
 #[path = "integration/sources.rs"]
 mod sources;
 #[path = "integration/triggers.rs"]

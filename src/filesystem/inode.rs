@@ -18,7 +18,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -87,6 +87,13 @@ impl Inode {
 
     pub(super) fn location(&self) -> &Location {
         &self.location
+    }
+
+    /// It has this name now, which counts where it is reached by its name.
+    fn found(&self, parent: &Arc<Inode>, name: &OsStr) {
+        if let Location::Named(named) = &self.location {
+            named.found(parent, name);
+        }
     }
 
     pub(crate) fn place(&self) -> Place {
@@ -172,9 +179,14 @@ impl Inodes {
         self.table.read().by_node.len()
     }
 
-    /// Counts one lookup of what `status` was found to be, if that is known and needs no descriptor. `handle` is asked
-    /// for where a number alone does not tell.
-    pub(crate) fn recall(&self, status: &Status, handle: impl FnOnce() -> Option<Handle>) -> Option<Arc<Inode>> {
+    /// Counts one lookup of what was found as `name` in `parent` and has `status`, if that is known and needs no
+    /// descriptor. Where a number alone does not tell, the handle of what is `at` that name is asked for.
+    pub(crate) fn recall(
+        &self,
+        status: &Status,
+        at: impl AsFd,
+        (parent, name): (&Arc<Inode>, &OsStr),
+    ) -> Option<Arc<Inode>> {
         let place = status.place();
         if place.mount != self.mount {
             return None;
@@ -183,8 +195,10 @@ impl Inodes {
         if known.is_some() || !self.table.read().knows(place) {
             return known;
         }
-        let handle = handle()?;
-        self.table.read().counted(place, |known| known.location.handle() == Some(&handle))
+        let handle = Handle::at(at, name)?;
+        let known = self.table.read().counted(place, |known| known.location.handle() == Some(&handle))?;
+        known.found(parent, name);
+        Some(known)
     }
 
     /// Counts one lookup of the inode behind `descriptor` (O_PATH), which has `status` and was found as `name` in
@@ -213,9 +227,7 @@ impl Inodes {
                 known.lookups.fetch_add(1, Ordering::Relaxed);
                 let known = known.clone();
                 drop(table);
-                if let Location::Named(named) = &known.location {
-                    named.found(parent, name);
-                }
+                known.found(parent, name);
                 return known;
             }
             if asked {
@@ -255,8 +267,8 @@ impl Inodes {
     pub(crate) fn moved(&self, descriptor: &OwnedFd, parent: &Arc<Inode>, name: &OsStr) {
         let Ok(status) = Status::of(descriptor) else { return };
         let known = self.table.read().known(status.place()).cloned();
-        if let Some(Location::Named(named)) = known.as_deref().map(Inode::location) {
-            named.found(parent, name);
+        if let Some(known) = known {
+            known.found(parent, name);
         }
     }
 

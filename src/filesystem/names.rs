@@ -7,7 +7,6 @@ use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::inode::{Inode, ROOT, is_virtual};
-use super::location::Handle;
 use super::origin::{Origin, with_umask};
 use super::proc_path;
 use super::status::{Status, decode_device};
@@ -44,7 +43,7 @@ impl FileSystem {
         let at = parent.reach()?;
         // Most lookups are of what the kernel knew a second ago: one call tells that it is the same.
         let status = Status::at(&at, name)?;
-        if let Some(inode) = self.inodes.recall(&status, || Handle::at(&at, name)) {
+        if let Some(inode) = self.inodes.recall(&status, &at, (parent, name)) {
             return Ok(self.entry_for(&inode, &status));
         }
         self.entry(rustix::fs::openat(&at, name, FOUND, Mode::empty())?, parent, name)

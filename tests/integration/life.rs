@@ -339,12 +339,3 @@ fn a_stopped_daemon_hangs_no_command() {
     assert!(!mounted.is_mounted());
     eventually("the daemon ends", || !is_alive(daemon));
 }
-
-#[test]
-fn set_user_id_and_devices_have_no_effect_on_the_mount() {
-    // A mount in the source may forbid them; crossing into it must not allow them again.
-    let mounted = Mounted::new();
-    let table = std::fs::read_to_string("/proc/self/mounts").expect("readable");
-    let line = table.lines().find(|line| line.contains(mounted.mountpoint.to_str().expect("text"))).expect("listed");
-    assert!(line.contains("nosuid") && line.contains("nodev"), "{line}");
-}

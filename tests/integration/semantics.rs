@@ -1,0 +1,5 @@
+//! What `docs/SEMANTICS.md` says. Its headings are the modules of this file or of its neighbours, and each of its sentences
+//! names the tests that check it.
+
+#[path = "semantics/limits.rs"]
+mod limits;
