@@ -50,6 +50,8 @@ pub(crate) struct FileSystem {
     read_only: bool,
     pub(crate) served: Served,
     pub(crate) waiting: waiting::Waiting,
+    /// The source's file system is on this machine, and a close cannot fail.
+    pub(crate) local: bool,
     /// What our own mount forbids: of nosuid, nodev and noexec.
     pub(crate) forbids: StatVfsMountFlags,
     /// Mounts of the source whose files the kernel would not pass through, and the errno; each is told once.

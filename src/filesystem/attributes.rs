@@ -5,7 +5,7 @@
 use super::error::Result;
 use super::handle::{Handle, writes};
 use super::inode::{Inode, ROOT, is_virtual};
-use super::origin::Origin;
+use super::origin::{Origin, with_fsetid};
 use super::status::Status;
 use super::{FileSystem, proc_path};
 use fuser::{FileAttr, TimeOrNow};
@@ -88,8 +88,13 @@ impl FileSystem {
         }
         self.writable()?;
         let inode = self.inodes.get(node)?;
+        with_fsetid(|| self.change(origin, &inode, handle, change))?;
+        self.attributes_of(&inode)
+    }
+
+    fn change(&self, origin: Origin, inode: &Inode, handle: Option<u64>, change: Change) -> Result<()> {
         if let Some(size) = change.size {
-            self.truncate(origin, &inode, handle, size)?;
+            self.truncate(origin, inode, handle, size)?;
         }
         // A change of nothing is chown(-1, -1), which clears set-user-id bits too.
         if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
@@ -105,7 +110,7 @@ impl FileSystem {
             let times = Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
             rustix::fs::utimensat(CWD, proc_path(&inode.reach()?), &times, AtFlags::empty())?;
         }
-        self.attributes_of(&inode)
+        Ok(())
     }
 
     /// As the caller, so that set-user-id bits go as they would natively.

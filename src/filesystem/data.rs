@@ -8,9 +8,10 @@ use super::attributes::Entry;
 use super::error::Result;
 use super::handle::{FileHandle, Handle, writes};
 use super::inode::{Inode, Mode as OpenMode};
-use super::names::Made;
-use super::origin::{Origin, without_fsetid};
+use super::names::{FOUND, Made};
+use super::origin::{Origin, with_fsetid, without_fsetid};
 use super::proc_path;
+use super::status::Status;
 use fuser::BackingId;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -43,6 +44,8 @@ pub(crate) struct Opened {
     pub(crate) backing: Option<Arc<BackingId>>,
     /// The file is as it was when it was last open: pages in the kernel are still good.
     pub(crate) keep_cache: bool,
+    /// A close has nothing to tell: no page of the kernel's to write back, and no server that could refuse one.
+    pub(crate) closes_silently: bool,
 }
 
 /// A write, as WRITE describes it.
@@ -83,7 +86,7 @@ impl FileSystem {
         let wanted = if waits { asked } else { asked | OFlags::NONBLOCK };
         let reached = inode.reach()?;
         let reopen = || rustix::fs::open(proc_path(&reached), wanted, Mode::empty());
-        let file = if truncates { origin.identity().with(reopen) } else { reopen() };
+        let file = if truncates { with_fsetid(|| origin.identity().with(reopen)) } else { reopen() };
         let file = match file {
             // O_NOATIME is the owner's to use, which a daemon that is not root may not be.
             Err(Errno::PERM) if wanted.contains(OFlags::NOATIME) => {
@@ -119,7 +122,7 @@ impl FileSystem {
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
         let at = parent.reach()?;
         let file = self.make(origin, made, || rustix::fs::openat(&at, name, wanted, mode))?;
-        let path = rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let path = path_to(&file, &at, name)?;
         let mut entry = self.entry(path, &parent, name)?;
         let inode = self.inodes.get(entry.node)?;
         if inode.kind != FileType::RegularFile {
@@ -179,9 +182,10 @@ impl FileSystem {
         if let Some(errno) = refused {
             self.say_refused(&inode, errno);
         }
+        let closes_silently = !writes(flags) || (backing.is_some() && self.local && !inode.foreign);
         let handle = FileHandle { inode, file: Arc::new(file), flags };
         let handle = self.handles.insert(Handle::File(Arc::new(handle)));
-        Opened { handle, backing, keep_cache }
+        Opened { handle, backing, keep_cache, closes_silently }
     }
 
     /// Whether the mount in which the file was found allows no programs, and ours does.
@@ -258,7 +262,7 @@ impl FileSystem {
             }
             Ok(done as u32)
         };
-        let written = if write.clears_suid { without_fsetid(store) } else { store() };
+        let written = if write.clears_suid { without_fsetid(store) } else { with_fsetid(store) };
         self.cache.changed(handle.inode.id);
         written
     }
@@ -294,7 +298,7 @@ impl FileSystem {
             let mode = FallocateFlags::from_bits_retain(mode as u32);
             rustix::fs::fallocate(&handle.file, mode, offset, length)
         };
-        let done = if origin.uid == 0 { allocate() } else { without_fsetid(allocate) };
+        let done = if origin.uid == 0 { with_fsetid(allocate) } else { without_fsetid(allocate) };
         self.cache.changed(handle.inode.id);
         done
     }
@@ -328,6 +332,15 @@ impl FileSystem {
         });
         self.cache.changed(target.inode.id);
         copied.map(|n| n as u32)
+    }
+}
+
+/// An O_PATH descriptor of `file`, which was found as `name` a moment ago: by that name if it is still there.
+fn path_to(file: &OwnedFd, at: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
+    let named = rustix::fs::openat(at, name, FOUND, Mode::empty());
+    match named {
+        Ok(named) if Status::of(&named)?.place() == Status::of(file)?.place() => Ok(named),
+        _ => rustix::fs::open(proc_path(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()),
     }
 }
 

@@ -76,12 +76,18 @@ fn value(reply: ReplyXattr, size: u32, value: Result<Vec<u8>>) {
 fn opened(reply: ReplyOpen, found: Result<Opened>) {
     match found {
         Ok(opened) => match &opened.backing {
-            Some(backing) => reply.opened_passthrough(FileHandle(opened.handle), FopenFlags::empty(), backing),
-            None if opened.keep_cache => reply.opened(FileHandle(opened.handle), FopenFlags::FOPEN_KEEP_CACHE),
-            None => reply.opened(FileHandle(opened.handle), FopenFlags::empty()),
+            Some(backing) => reply.opened_passthrough(FileHandle(opened.handle), open_flags(&opened), backing),
+            None => reply.opened(FileHandle(opened.handle), open_flags(&opened)),
         },
         Err(e) => reply.error(e.errno()),
     }
+}
+
+fn open_flags(opened: &Opened) -> FopenFlags {
+    let mut flags = FopenFlags::empty();
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.backing.is_none() && opened.keep_cache);
+    flags.set(FopenFlags::FOPEN_NOFLUSH, opened.closes_silently);
+    flags
 }
 
 impl Filesystem for Fuse {
@@ -212,11 +218,10 @@ impl Filesystem for Fuse {
             Ok((entry, opened)) => {
                 let (keep, attr) = (entry.attributes.keep, entry.attributes.attr);
                 let (generation, handle) = (Generation(entry.generation), FileHandle(opened.handle));
+                let flags = open_flags(&opened);
                 match &opened.backing {
-                    Some(backing) => {
-                        reply.created_passthrough(&keep, &attr, generation, handle, FopenFlags::empty(), backing);
-                    }
-                    None => reply.created(&keep, &attr, generation, handle, FopenFlags::empty()),
+                    Some(backing) => reply.created_passthrough(&keep, &attr, generation, handle, flags, backing),
+                    None => reply.created(&keep, &attr, generation, handle, flags),
                 }
             }
             Err(e) => reply.error(e.errno()),

@@ -26,6 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `f_type` of overlayfs (linux/magic.h).
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+/// `f_type` of file systems of which a close has nothing to say: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, tmpfs.
+const LOCAL: [i64; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x0102_1994];
 /// Largest write that the kernel sends at once, in bytes.
 const MAX_WRITE: u32 = 1 << 20;
 /// Read-aheads and other background requests that the kernel sends at most before it waits for answers.
@@ -67,15 +69,15 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         .map_err(|e| Failure::system(format!("cannot open the source {}", options.source.display()), e))?;
     checks::mountpoint(options)?;
     checks::device()?;
-    let stacked = rustix::fs::fstatfs(&root).is_ok_and(|s| s.f_type == OVERLAYFS_MAGIC);
+    let kind = rustix::fs::fstatfs(&root).map_or(0, |s| s.f_type);
     let forbids = forbidden(&root);
     let config = session_config(options, forbids);
-    let fs = file_system(options, root, forbids, cache, facts)?;
+    let fs = file_system(options, root, (forbids, LOCAL.contains(&kind)), cache, facts)?;
     let reason = Arc::new(Mutex::new(String::new()));
     let adapter = Fuse {
         fs: fs.clone(),
         wants_passthrough: options.passthrough,
-        depth: if stacked { 2 } else { 1 },
+        depth: if kind == OVERLAYFS_MAGIC { 2 } else { 1 },
         reason: reason.clone(),
     };
 
@@ -129,7 +131,7 @@ impl Unmounter {
 fn file_system(
     options: &MountOptions,
     root: OwnedFd,
-    forbids: StatVfsMountFlags,
+    (forbids, local): (StatVfsMountFlags, bool),
     cache: Arc<Cache>,
     facts: Facts,
 ) -> Result<Arc<FileSystem>> {
@@ -147,6 +149,7 @@ fn file_system(
         passthrough: AtomicBool::new(false),
         served: Default::default(),
         waiting: Default::default(),
+        local,
         forbids,
         refusals: Default::default(),
         applies_umask: AtomicBool::new(false),
@@ -185,8 +188,8 @@ fn session_config(options: &MountOptions, forbids: StatVfsMountFlags) -> Config 
     let mut config = Config::default();
     config.mount_options = wanted;
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some(std::env::var("NT").ok().and_then(|n| n.parse().ok()).unwrap_or((2 * cores).clamp(8, 32)));
-    config.clone_fd = std::env::var("NOCLONE").is_err();
+    config.n_threads = Some((2 * cores).clamp(8, 32));
+    config.clone_fd = true;
     config
 }
 
@@ -220,6 +223,8 @@ pub(crate) fn negotiate(fuse: &mut Fuse, config: &mut KernelConfig) {
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         InitFlags::FUSE_HAS_IOCTL_DIR,
         InitFlags::FUSE_POSIX_ACL,
+        // The target of a link never changes: another target is another inode.
+        InitFlags::FUSE_CACHE_SYMLINKS,
     ] {
         ask(flag);
     }

@@ -7,7 +7,7 @@ use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::inode::{Inode, ROOT, is_virtual};
-use super::origin::{Origin, with_umask};
+use super::origin::{Origin, with_fsetid, with_umask};
 use super::proc_path;
 use super::status::{Status, decode_device};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How a name is looked at.
-const FOUND: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const FOUND: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What MKNOD, MKDIR and CREATE say beside the name.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +102,7 @@ impl FileSystem {
     /// Makes something as the caller and under the caller's umask.
     pub(crate) fn make<T>(&self, origin: Origin, made: Made, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let umask = if self.applies_umask.load(Ordering::Relaxed) { made.umask } else { 0 };
-        origin.identity().with(|| with_umask(umask, work))
+        with_fsetid(|| origin.identity().with(|| with_umask(umask, work)))
     }
 
     pub(crate) fn link(&self, node: u64, parent: u64, name: &OsStr) -> Result<Entry> {

@@ -35,55 +35,55 @@ impl Origin {
     }
 }
 
-/// Runs `work` without CAP_FSETID, so that the system clears set-user-id bits on what it writes.
+/// Runs `work` without CAP_FSETID, so that the system clears set-user-id bits on what it writes. The thread stays without
+/// it, because most of these come in a row: what needs the capability asks for it.
 pub(crate) fn without_fsetid<T>(work: impl FnOnce() -> T) -> T {
-    let Ok(own) = rustix::thread::capabilities(None) else {
-        return work();
-    };
-    if !own.effective.contains(CapabilitySet::FSETID) {
-        return work();
-    }
-    let _restored = Restored(own);
-    let mut less = own;
-    less.effective.remove(CapabilitySet::FSETID);
-    let _ = rustix::thread::set_capabilities(None, less);
+    set_fsetid(false);
     work()
 }
 
-/// Gives the thread its capabilities back, also when the work panics.
-struct Restored(rustix::thread::CapabilitySets);
+/// Runs `work` with CAP_FSETID, if the daemon has it: what root does keeps set-user-id bits, as natively.
+pub(crate) fn with_fsetid<T>(work: impl FnOnce() -> T) -> T {
+    set_fsetid(true);
+    work()
+}
 
-impl Drop for Restored {
-    fn drop(&mut self) {
-        if let Err(e) = rustix::thread::set_capabilities(None, self.0) {
-            tracing::error!("cannot restore a thread's capabilities: {e}");
-        }
+/// Asked each time: a change of the thread's identity changes its capabilities too.
+fn set_fsetid(wanted: bool) {
+    let Ok(mut own) = rustix::thread::capabilities(None) else { return };
+    let has = own.effective.contains(CapabilitySet::FSETID);
+    if has == wanted || !own.permitted.contains(CapabilitySet::FSETID) {
+        return;
+    }
+    own.effective.set(CapabilitySet::FSETID, wanted);
+    if let Err(e) = rustix::thread::set_capabilities(None, own) {
+        tracing::error!("cannot change a thread's capabilities: {e}");
     }
 }
 
 thread_local! {
-    /// Whether this thread has a umask of its own.
-    static OWN_UMASK: Cell<bool> = const { Cell::new(false) };
+    /// This thread's own umask, once it has one.
+    static UMASK: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Runs `work` with `umask` on this thread only. The system then applies the umask or the directory's default ACL,
-/// whichever counts.
+/// Runs `work` with `umask` on this thread only, which keeps it: nothing is created here without one. The system applies
+/// the umask or the directory's default ACL, whichever counts.
 pub(crate) fn with_umask<T>(umask: u32, work: impl FnOnce() -> T) -> T {
-    if !OWN_UMASK.get() {
+    let umask = umask & 0o777;
+    if UMASK.get() == Some(umask) {
+        return work();
+    }
+    if UMASK.get().is_none() {
         // SAFETY: CLONE_FS gives this thread a copy of root directory, working directory and umask; no descriptor or
         // memory is concerned, and nothing here relies on sharing them.
-        match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) } {
-            Ok(()) => OWN_UMASK.set(true),
-            Err(e) => {
-                tracing::warn!("a thread cannot have its own umask, files get the daemon's: {e}");
-                return work();
-            }
+        if let Err(e) = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) } {
+            tracing::warn!("a thread cannot have its own umask, files get the daemon's: {e}");
+            return work();
         }
     }
-    rustix::process::umask(Mode::from_raw_mode(umask & 0o777));
-    let done = work();
-    rustix::process::umask(Mode::empty());
-    done
+    rustix::process::umask(Mode::from_raw_mode(umask));
+    UMASK.set(Some(umask));
+    work()
 }
 
 #[cfg(test)]
@@ -91,10 +91,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_capability_returns() {
-        let own = rustix::thread::capabilities(None).expect("readable");
-        let inside = without_fsetid(|| rustix::thread::capabilities(None).expect("readable"));
-        assert!(!inside.effective.contains(CapabilitySet::FSETID));
-        assert_eq!(rustix::thread::capabilities(None).expect("readable").effective, own.effective);
+    fn the_capability_goes_and_returns() {
+        let has = || rustix::thread::capabilities(None).expect("readable").effective.contains(CapabilitySet::FSETID);
+        let own = has();
+        for _ in 0..2 {
+            assert!(!without_fsetid(has));
+            assert_eq!(with_fsetid(has), own);
+        }
+        // Whoever was somebody else in between has it again.
+        without_fsetid(|| ());
+        let other = crate::source::Identity { uid: 1234, gid: 1234, groups: Vec::new() };
+        let _ = other.with(|| Ok(()));
+        assert!(!without_fsetid(has));
+    }
+
+    #[test]
+    fn a_thread_has_the_umask_that_was_wanted_last() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::thread::spawn(move || {
+            for (name, umask, mode) in [("a", 0o022, 0o644), ("b", 0o077, 0o600), ("c", 0o077, 0o600), ("d", 0, 0o666)]
+            {
+                let path = dir.path().join(name);
+                with_umask(umask, || std::fs::write(&path, "x")).expect("written");
+                let made = std::fs::metadata(path).expect("stat");
+                assert_eq!(std::os::unix::fs::MetadataExt::mode(&made) & 0o777, mode, "umask {umask:o}");
+            }
+        })
+        .join()
+        .expect("no panic");
     }
 }

@@ -4,7 +4,7 @@
 use super::FileSystem;
 use super::error::Result;
 use super::inode::is_virtual;
-use super::origin::Origin;
+use super::origin::{Origin, with_fsetid};
 use super::proc_path;
 use rustix::fs::{StatVfsMountFlags, XattrFlags};
 use rustix::io::Errno;
@@ -57,7 +57,9 @@ impl FileSystem {
         let set = || rustix::fs::setxattr(proc_path(&reached), name, value, flags);
         // An ACL changes the mode, and whoever is not in the file's group loses its set-group-id bit by that: the system
         // has to see who it is (CVE-2016-7097).
-        if name.as_bytes().starts_with(b"system.posix_acl_") { origin.identity().with(set) } else { set() }
+        with_fsetid(
+            || if name.as_bytes().starts_with(b"system.posix_acl_") { origin.identity().with(set) } else { set() },
+        )
     }
 
     pub(crate) fn removexattr(&self, node: u64, name: &OsStr) -> Result<()> {
