@@ -19,7 +19,7 @@ use super::origin::Origin;
 use fuser::{FileAttr, FileType, INodeNo};
 use lines::Lines;
 use rustix::io::Errno;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -139,15 +139,15 @@ impl Control {
     }
 
     /// The whole listing of `.warpfs`.
-    pub(crate) fn entries(&self) -> Vec<Listed> {
-        let listed = |index: usize, node: u64, name: &str, kind: rustix::fs::FileType| Listed {
+    pub(crate) fn entries(&self) -> Vec<Listed<'static>> {
+        let listed = |index: usize, node: u64, name: &'static str, kind: rustix::fs::FileType| Listed {
             number: node,
             next: index as u64 + 1,
             kind,
-            name: OsString::from(name),
+            name: OsStr::new(name),
         };
         let directories = [(DIRECTORY, "."), (ROOT, "..")].into_iter().enumerate();
-        let mut all: Vec<Listed> =
+        let mut all: Vec<Listed<'static>> =
             directories.map(|(i, (node, name))| listed(i, node, name, rustix::fs::FileType::Directory)).collect();
         for (index, (name, _)) in FILES.iter().enumerate() {
             all.push(listed(index + 2, DIRECTORY + 1 + index as u64, name, rustix::fs::FileType::RegularFile));

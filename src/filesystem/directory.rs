@@ -14,8 +14,9 @@ use fuser::{INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use std::collections::VecDeque;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -29,21 +30,33 @@ pub(crate) enum DirectoryHandle {
     Virtual,
 }
 
-/// Entries that were read and not yet handed out.
+/// Entries that were read and not yet handed out. The memory is kept from batch to batch.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// The offset with which the next one continues.
     at: u64,
-    entries: VecDeque<Listed>,
+    entries: VecDeque<Read>,
+    /// Their names, one after the other.
+    names: Vec<u8>,
+    buffer: Vec<MaybeUninit<u8>>,
+}
+
+/// One entry that was read; its name lies in `names`.
+#[derive(Clone)]
+struct Read {
+    number: u64,
+    next: u64,
+    kind: FileType,
+    name: Range<usize>,
 }
 
 /// One entry of a listing.
-pub(crate) struct Listed {
+pub(crate) struct Listed<'n> {
     pub(crate) number: u64,
     /// Where the listing continues after this entry.
     pub(crate) next: u64,
     pub(crate) kind: FileType,
-    pub(crate) name: OsString,
+    pub(crate) name: &'n OsStr,
 }
 
 impl FileSystem {
@@ -68,7 +81,7 @@ impl FileSystem {
         directory.list(self, offset, |listed| {
             // As stat will show it: another mount in the source has numbers of its own.
             let number = inode.map_or(listed.number, |inode| self.inodes.number_of(inode, listed.number));
-            reply.add(INodeNo(number), listed.next, kind_of(listed.kind), &listed.name)
+            reply.add(INodeNo(number), listed.next, kind_of(listed.kind), listed.name)
         })
     }
 
@@ -78,14 +91,8 @@ impl FileSystem {
             Ok((entry, counted)) => {
                 let keep = entry.attributes.keep;
                 let generation = fuser::Generation(entry.generation);
-                let full = reply.add(
-                    INodeNo(entry.node),
-                    listed.next,
-                    &listed.name,
-                    &keep,
-                    &entry.attributes.attr,
-                    generation,
-                );
+                let full =
+                    reply.add(INodeNo(entry.node), listed.next, listed.name, &keep, &entry.attributes.attr, generation);
                 if full && counted {
                     self.inodes.forget(entry.node, 1);
                 }
@@ -96,7 +103,7 @@ impl FileSystem {
     }
 
     /// The entry, and whether its lookup was counted.
-    fn entry_of(&self, directory: &DirectoryHandle, listed: &Listed) -> Result<(Entry, bool)> {
+    fn entry_of(&self, directory: &DirectoryHandle, listed: &Listed<'_>) -> Result<(Entry, bool)> {
         let DirectoryHandle::Real { inode, .. } = directory else {
             let known = if is_virtual(listed.number) { listed.number } else { control::DIRECTORY };
             let mut attributes = self.control.attributes(known)?;
@@ -109,7 +116,7 @@ impl FileSystem {
             let attributes = super::attributes::Attributes { attr, keep: std::time::Duration::ZERO };
             return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         }
-        Ok((self.find(inode, &listed.name)?, true))
+        Ok((self.find(inode, listed.name)?, true))
     }
 
     pub(crate) fn fsyncdir(&self, handle: u64, data_only: bool) -> Result<()> {
@@ -123,7 +130,7 @@ impl FileSystem {
 
 impl DirectoryHandle {
     /// Hands entries from `offset` on to `full` until it says that it can take no more; that one is handed out again.
-    fn list(&self, fs: &FileSystem, offset: u64, mut full: impl FnMut(&Listed) -> bool) -> Result<()> {
+    fn list(&self, fs: &FileSystem, offset: u64, mut full: impl FnMut(&Listed<'_>) -> bool) -> Result<()> {
         let (inode, file, ahead) = match self {
             DirectoryHandle::Real { inode, file, ahead } => (inode, file, ahead),
             DirectoryHandle::Virtual => {
@@ -144,36 +151,43 @@ impl DirectoryHandle {
         }
         let hides = inode.node == ROOT;
         loop {
-            if ahead.entries.is_empty() && !read_batch(file, &mut ahead.entries)? {
+            if ahead.entries.is_empty() && !ahead.read(file)? {
                 return Ok(());
             }
-            while let Some(listed) = ahead.entries.front() {
-                let hidden = hides && control::is_reserved(&listed.name);
-                if !hidden && full(listed) {
+            while let Some(Read { number, next, kind, name }) = ahead.entries.front().cloned() {
+                let name = OsStr::from_bytes(&ahead.names[name]);
+                let hidden = hides && control::is_reserved(name);
+                if !hidden && full(&Listed { number, next, kind, name }) {
                     return Ok(());
                 }
-                ahead.at = listed.next;
+                ahead.at = next;
                 ahead.entries.pop_front();
             }
         }
     }
 }
 
-/// Reads the next entries; false at the end of the directory.
-fn read_batch(file: &OwnedFd, entries: &mut VecDeque<Listed>) -> Result<bool> {
-    let mut buffer = vec![MaybeUninit::uninit(); BATCH];
-    let mut batch = RawDir::new(file, &mut buffer);
-    while let Some(entry) = batch.next() {
-        let entry = entry?;
-        entries.push_back(Listed {
-            number: entry.ino(),
-            next: entry.next_entry_cookie(),
-            kind: entry.file_type(),
-            name: OsStr::from_bytes(entry.file_name().to_bytes()).to_os_string(),
-        });
-        if batch.is_buffer_empty() {
-            break;
+impl Ahead {
+    /// Reads the next entries; false at the end of the directory.
+    fn read(&mut self, file: &OwnedFd) -> Result<bool> {
+        let Ahead { entries, names, buffer, .. } = self;
+        names.clear();
+        buffer.resize(BATCH, MaybeUninit::uninit());
+        let mut batch = RawDir::new(file, buffer);
+        while let Some(entry) = batch.next() {
+            let entry = entry?;
+            let begin = names.len();
+            names.extend_from_slice(entry.file_name().to_bytes());
+            entries.push_back(Read {
+                number: entry.ino(),
+                next: entry.next_entry_cookie(),
+                kind: entry.file_type(),
+                name: begin..names.len(),
+            });
+            if batch.is_buffer_empty() {
+                break;
+            }
         }
+        Ok(!entries.is_empty())
     }
-    Ok(!entries.is_empty())
 }

@@ -56,6 +56,11 @@ impl Numbering {
     }
 }
 
+/// Whether a file of the source's own mount has its own number as node id.
+pub(super) fn is_own(inode: u64) -> bool {
+    own(0, inode).is_some()
+}
+
 /// The file's own number, if it can be a node id.
 fn own(index: u64, inode: u64) -> Option<u64> {
     let own = (index << MOUNT_SHIFT) | inode;
