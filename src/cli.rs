@@ -33,11 +33,14 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpfs mount /data /mnt/data              front /data; copies go to the GPU if there is one
-  warpfs preload /mnt/data/model            bring every file of a directory into device memory
-  warpfs status /mnt/data/model             what is resident
-  setfattr -n user.warpfs.preload -v 1 /mnt/data/f   the same from a tool that knows nothing of warpfs
-  warpfs umount /mnt/data";
+  warpfs mount /data /mnt/data        front /data; copies go to the GPU if there is one
+  warpfs preload /mnt/data/model      bring every file of a directory into device memory
+  warpfs status /mnt/data/model       what is resident
+  setfattr -n user.warpfs.preload -v 1 /mnt/data/f
+                                      ask from a tool that knows nothing of warpfs
+  warpfs umount /mnt/data
+
+Exit codes: 0 done; 1 failed, and stderr says what, why and what to do; 2 wrong usage";
 
 #[derive(Debug, Subcommand)]
 enum Command {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// Unmount MOUNTPOINT, and end its daemon.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// The directory on which it is mounted
     mountpoint: PathBuf,
     /// Take the mount away even while programs use it; they keep what they have open
     #[arg(long, short)]
