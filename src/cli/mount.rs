@@ -1,6 +1,6 @@
 //! `warpfs mount`: checks what can be checked, and launches the daemon.
 
-use super::{Done, complain};
+use super::Done;
 use crate::config::{Config, MountOptions};
 use crate::daemon;
 use crate::daemon::supervise::{Signals, launch};
@@ -57,9 +57,10 @@ pub(super) fn run(args: Args) -> Done {
     let report = |lines: &str| lines.lines().for_each(|line| say!("warpfs: {line}"));
     launch(&source, foreground, report, move |ready| {
         let signals = Signals::block(&[]);
-        daemon::log::start(!foreground);
+        let notes = daemon::log::start(!foreground);
         let mut ready = Some(ready);
-        let done = daemon::run(&config, signals, |lines| {
+        let done = daemon::run(&config, signals, |mut lines| {
+            lines.extend(notes);
             if let Some(ready) = ready.take() {
                 ready.mounted(&lines);
             }
@@ -72,7 +73,6 @@ pub(super) fn run(args: Args) -> Done {
             }
             (Err(failure), None) => {
                 tracing::error!("{failure}");
-                complain(&failure);
                 1
             }
         }

@@ -103,13 +103,20 @@ pub fn launch(
     }
     let status = supervise(pid, &signals);
     sweep(source);
+    let killed = libc::WIFSIGNALED(status).then(|| {
+        let message = format!("the daemon was killed by signal {}; its mount is taken away", libc::WTERMSIG(status));
+        Failure::new(Code::NotRunning, message)
+    });
     if background {
+        if let Some(failure) = killed {
+            super::log::start(true);
+            tracing::error!("{failure}");
+        }
         std::process::exit(i32::from(status != 0));
     }
     heard?;
-    if libc::WIFSIGNALED(status) {
-        let message = format!("the daemon was killed by signal {}; its mount is taken away", libc::WTERMSIG(status));
-        return Err(Failure::new(Code::NotRunning, message));
+    if let Some(failure) = killed {
+        return Err(failure);
     }
     match libc::WEXITSTATUS(status) {
         0 => Ok(()),
