@@ -53,6 +53,7 @@ pub struct Unmounter {
     mountpoint: PathBuf,
     /// The mount's device number, by which it is known wherever it is now, and whatever lies on top of it.
     device: Option<String>,
+    fs: Arc<FileSystem>,
 }
 
 /// Mounts `options.source` at `options.mountpoint`. Requests are answered when [`Mounted::serve`] runs.
@@ -82,7 +83,7 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         checks::refused(options, &e)
     })?;
     let device = mounts::at(&options.mountpoint).map(|mount| mount.device);
-    let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device };
+    let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device, fs: fs.clone() };
     let passthrough = reason.lock().clone();
     Ok(Mounted { session, unmounter, fs, passthrough })
 }
@@ -121,6 +122,11 @@ impl Unmounter {
             }
         }
         done
+    }
+
+    /// Regular files that programs have open.
+    pub fn open_files(&self) -> usize {
+        self.fs.handles.files()
     }
 }
 
