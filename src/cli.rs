@@ -11,6 +11,7 @@ mod attach_time;
 mod evict;
 mod loader;
 mod mount;
+mod options;
 mod paths;
 mod preload;
 mod read;
@@ -19,7 +20,7 @@ mod umount;
 mod verify;
 
 use crate::failure::Failure;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -63,7 +64,7 @@ type Done = Result<(), Failure>;
 impl Cli {
     pub fn run(self) -> ExitCode {
         let done = match self.command {
-            Command::Mount(args) => mount::run(args),
+            Command::Mount(args) => mount::run(&args),
             Command::Umount(args) => umount::run(&args),
             Command::Preload(args) => preload::run(&args),
             Command::Evict(args) => evict::run(&args),
@@ -99,6 +100,11 @@ fn print_line(line: std::fmt::Arguments<'_>) {
 /// One line on stderr.
 fn complain(failure: &Failure) {
     eprintln!("warpfs: {failure}");
+}
+
+/// Ends with the usage's exit code, where clap could not see what is wrong.
+fn usage(message: &str) -> ! {
+    Cli::command().error(clap::error::ErrorKind::ArgumentConflict, message).exit()
 }
 
 /// Some of several things failed, and each has been complained about.

@@ -160,13 +160,11 @@ fn session_config(options: &MountOptions, root: &OwnedFd) -> Config {
         // The kernel checks every access against what the source says; without it nobody would.
         MountOption::DefaultPermissions,
     ];
-    if privileged {
-        // fuser adds nosuid and nodev: a mount in the source may have them although the source's own has not, and
-        // crossing the boundary must not take them off.
-        let flags = rustix::fs::fstatvfs(root).map(|s| s.f_flag).unwrap_or(StatVfsMountFlags::empty());
-        if flags.contains(StatVfsMountFlags::NOEXEC) {
-            wanted.push(MountOption::NoExec);
-        }
+    // fuser adds nosuid and nodev: a mount in the source may have them although the source's own has not, and crossing
+    // the boundary must not take them off.
+    let flags = rustix::fs::fstatvfs(root).map(|s| s.f_flag).unwrap_or(StatVfsMountFlags::empty());
+    if options.noexec || (privileged && flags.contains(StatVfsMountFlags::NOEXEC)) {
+        wanted.push(MountOption::NoExec);
     }
     // More than the processors: a worker may wait for a disk, or for somebody's lease.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
