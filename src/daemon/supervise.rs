@@ -69,7 +69,8 @@ impl Signals {
         let thread = std::thread::Builder::new().name("signals".into());
         thread.spawn(move || {
             loop {
-                tracing::info!("signal {}: unmounting", self.wait());
+                let signal = self.wait();
+                tracing::info!("signal {signal}: unmounting");
                 match stop() {
                     Ok(()) => break,
                     Err(failure) => tracing::error!("cannot unmount: {failure}"),
