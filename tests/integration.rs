@@ -31,5 +31,7 @@ mod materialize;
 mod mount;
 #[path = "integration/readme.rs"]
 mod readme;
+#[path = "integration/stop.rs"]
+mod stop;
 #[path = "integration/triggers.rs"]
 mod triggers;

@@ -17,7 +17,8 @@ impl Namespace {
     #[track_caller]
     pub fn new(place: Mounted, script: &str) -> Namespace {
         let folder = place.source.parent().expect("a folder");
-        let script = format!("{{ {script}\n}} && echo ready && read -r _");
+        // The copies of other tests' mounts would keep those alive.
+        let script = format!("umount -l -a -t fuse.warpfs; {{ {script}\n}} && echo ready && read -r _");
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script, "sh"]).arg(folder);
         let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
