@@ -41,6 +41,12 @@ pub fn start(background: bool) -> Vec<String> {
         builder.with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).try_init()
     };
     started.expect("logging is started once");
+    if background {
+        // The usual words go to stderr, which is not there.
+        std::panic::set_hook(Box::new(|panic| {
+            tracing::error!(thread = std::thread::current().name(), "{panic}");
+        }));
+    }
     notes
 }
 
