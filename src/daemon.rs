@@ -59,7 +59,7 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
     let counted = unmounter.clone();
     signals.on_stop(move || unmounter.unmount(), move |why| drop(cut.send(Err(why)))).map_err(failed)?;
     let serving = std::thread::Builder::new().name("serve".into());
-    serving.spawn(move || end.send(Ok(mounted.serve()))).map_err(failed)?;
+    serving.spawn(move || mounted.serve(move |served| drop(end.send(Ok(served))))).map_err(failed)?;
     ready(lines);
     let served = ended.recv().expect("the thread that serves tells of its end").unwrap_or_else(|why| {
         let open = counted.open_files();

@@ -20,8 +20,9 @@ use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 /// `f_type` of overlayfs (linux/magic.h).
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
@@ -45,6 +46,29 @@ pub struct Mounted {
     unmounter: Unmounter,
     fs: Arc<FileSystem>,
     passthrough: String,
+    end: Arc<End>,
+}
+
+/// The end of a mount that was served. fuser unmounts after it, by name, and would take away whatever somebody has
+/// mounted there since; so the thread that serves does not go back to fuser.
+#[derive(Default)]
+pub(crate) struct End {
+    serving: OnceLock<(ThreadId, Tell)>,
+}
+
+type Tell = Box<dyn Fn(Result<()>) + Send + Sync>;
+
+impl End {
+    /// Called when the last worker is done: tells of it, and does not return, on the thread that serves.
+    pub(crate) fn reached(&self) {
+        let Some((_, tell)) = self.serving.get().filter(|(thread, _)| *thread == std::thread::current().id()) else {
+            return;
+        };
+        tell(Ok(()));
+        loop {
+            std::thread::park();
+        }
+    }
 }
 
 /// Takes the mount away, from any thread; [`Mounted::serve`] then returns.
@@ -71,11 +95,13 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
     let config = session_config(options, &root);
     let fs = file_system(options, root, cache, facts)?;
     let reason = Arc::new(Mutex::new(String::new()));
+    let end = Arc::new(End::default());
     let adapter = Fuse {
         fs: fs.clone(),
         wants_passthrough: options.passthrough,
         depth: if stacked { 2 } else { 1 },
         reason: reason.clone(),
+        end: end.clone(),
     };
 
     let session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
@@ -85,7 +111,7 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
     let device = mounts::at(&options.mountpoint).map(|mount| mount.device);
     let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device, fs: fs.clone() };
     let passthrough = reason.lock().clone();
-    Ok(Mounted { session, unmounter, fs, passthrough })
+    Ok(Mounted { session, unmounter, fs, passthrough, end })
 }
 
 impl Mounted {
@@ -98,12 +124,24 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// Runs the workers; returns when the mount is gone.
-    pub fn serve(self) -> Result<()> {
-        let mountpoint = self.unmounter.mountpoint.clone();
-        let served = self.session.run();
-        self.fs.control.queue.stop();
-        served.map_err(|e| Failure::system(format!("serving {}", mountpoint.display()), e))
+    /// Runs the workers on this thread, and tells when the mount is gone, or that they failed. The process has to end
+    /// then, as this need not return.
+    pub fn serve(self, tell: impl Fn(Result<()>) + Send + Sync + 'static) {
+        let Mounted { session, unmounter, fs, end, .. } = self;
+        let told = move |served: Result<()>| {
+            fs.control.queue.stop();
+            // Somebody aborted it, or every worker has failed: the supervisor takes it away.
+            let dead = mounts::of_device(unmounter.device.as_deref()).iter().any(|place| mounts::is_dead(place));
+            let ended = Failure::new(Code::Io, "the kernel's connection ended before the mount");
+            let served = if dead { served.and(Err(ended)) } else { served };
+            tell(served.map_err(|failure| failure.within(format!("serving {}", unmounter.mountpoint.display()))));
+        };
+        let _ = end.serving.set((std::thread::current().id(), Box::new(told)));
+        let served = session.run().map_err(|e| Failure::system("its workers", e));
+        // Only where a worker has panicked. fuser has unmounted it.
+        if let Some((_, tell)) = end.serving.get() {
+            tell(served);
+        }
     }
 }
 

@@ -181,3 +181,50 @@ fn a_polite_unmount_bounds_nobody() {
     drop(open);
     eventually("the daemon ends", || !is_alive(daemon));
 }
+
+#[test]
+fn the_end_of_a_daemon_takes_nothing_away_that_was_mounted_there_since() {
+    if !rustix::process::geteuid().is_root() {
+        return; // nobody else may mount there
+    }
+    for lazily in [true, false] {
+        let mounted = Mounted::new();
+        let path = mounted.file("f", b"x");
+        let open = std::fs::File::open(&path).expect("opened");
+        let daemon = mounted.daemon();
+        if lazily {
+            warpfs!("umount", "--lazy", mounted.mountpoint).ok();
+        } else {
+            signal(daemon, libc::SIGTERM);
+        }
+        eventually("it is out of sight", || !mounted.is_mounted());
+        let other = Tmpfs::mount(&mounted.mountpoint);
+        std::fs::write(mounted.mountpoint.join("precious"), "x").expect("written");
+        drop(open);
+        eventually("the daemon ends", || !is_alive(daemon));
+        std::thread::sleep(Duration::from_millis(300));
+        let kept = std::fs::read(mounted.mountpoint.join("precious"));
+        drop(other);
+        assert_eq!(kept.expect("still there"), b"x", "lazily: {lazily}");
+    }
+}
+
+#[test]
+fn an_aborted_connection_ends_the_daemon_and_leaves_no_dead_mount() {
+    if !rustix::process::geteuid().is_root() {
+        return; // it mounts fusectl
+    }
+    let mut daemon = Foreground::start(Mounted::prepare(), &[]);
+    let table = std::fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let point = daemon.mounted.mountpoint.display().to_string();
+    let line = table.lines().find(|line| line.split(' ').nth(4) == Some(&point)).expect("listed");
+    let minor = line.split(' ').nth(2).and_then(|device| device.split_once(':')).expect("a device number").1;
+    // A namespace of its own, which goes with its fusectl.
+    let script = r#"mount -t fusectl none "$1" && echo 1 > "$1/$2/abort""#;
+    let empty = tempfile::tempdir().expect("a folder");
+    let mut command = std::process::Command::new("unshare");
+    run(command.args(["--mount", "sh", "-c", script, "sh"]).arg(empty.path()).arg(minor)).ok();
+    assert_eq!(daemon.end(), Some(1));
+    assert!(daemon.words().contains("connection ended before the mount"), "{}", daemon.words());
+    assert_eq!(std::fs::read_dir(&daemon.mounted.mountpoint).expect("no dead mount").count(), 0);
+}
