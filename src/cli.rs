@@ -111,3 +111,21 @@ fn usage(message: &str) -> ! {
 fn some_failed() -> Failure {
     Failure::new(crate::protocol::Code::Io, "")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_has_words_for_every_argument() {
+        let cli = Cli::command();
+        let shown: Vec<_> = cli.get_subcommands().filter(|command| !command.is_hide_set()).collect();
+        assert_eq!(shown.len(), 7);
+        for command in shown {
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{}: {}", command.get_name(), argument.get_id());
+            }
+        }
+        assert!(EXAMPLES.lines().all(|line| line.len() <= 100), "a terminal of 100 columns wraps none");
+    }
+}

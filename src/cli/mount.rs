@@ -9,7 +9,7 @@ use crate::failure::{Failure, Result};
 use crate::size::Amount;
 use std::path::{Path, PathBuf};
 
-/// What is mounted where nothing says otherwise.
+/// The device where none is named.
 const DEVICE: &str = "auto";
 
 /// Mount SOURCE on MOUNTPOINT, and serve it in the background until it is unmounted.
@@ -52,7 +52,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Done {
-    let config = config(&args)?;
+    let config = config(args)?;
     let source = config.mount.source.clone();
     let foreground = args.foreground;
     let report = |lines: &str| lines.lines().for_each(|line| say!("warpfs: {line}"));

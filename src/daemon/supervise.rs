@@ -60,7 +60,7 @@ impl Signals {
     }
 
     /// On a thread of its own: calls `stop`, which unmounts, for each of them, until that has worked. Who still uses the
-    /// mount then has [`PATIENCE`], or until the next signal; after that, `cut_off` is called with the reason.
+    /// mount then has ten seconds, or until the next signal; after that, `cut_off` is called with the reason.
     pub fn on_stop(
         self,
         mut stop: impl FnMut() -> Result<()> + Send + 'static,
