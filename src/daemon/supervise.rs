@@ -77,12 +77,12 @@ impl Signals {
                 }
             }
             let stopped = Instant::now();
-            let why = loop {
-                match self.wait_until(stopped + PATIENCE) {
-                    None => break format!("{} s after it was told to stop", PATIENCE.as_secs()),
-                    Some(_) if stopped.elapsed() < ONE_ORDER => {}
-                    Some(signal) => break format!("at a second signal ({signal})"),
-                }
+            while self.wait_until(stopped + ONE_ORDER).is_some() {}
+            let seconds = PATIENCE.as_secs();
+            tracing::info!("still in use: programs are cut off {seconds} s after the signal, or at another one");
+            let why = match self.wait_until(stopped + PATIENCE) {
+                None => format!("{seconds} s after it was told to stop"),
+                Some(signal) => format!("at a second signal ({signal})"),
             };
             cut_off(why);
         })?;

@@ -154,6 +154,7 @@ fn ctrl_c_is_one_order_and_the_second_cuts_off_at_once() {
     eventually("it is out of sight", || !daemon.mounted.is_mounted());
     std::thread::sleep(Duration::from_secs(2));
     assert!(is_alive(pid), "it serves on: {}", daemon.words());
+    assert!(daemon.words().contains("still in use: programs are cut off 10 s after"), "{}", daemon.words());
     daemon.interrupt();
     assert_eq!(daemon.end(), Some(1));
     assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
