@@ -107,6 +107,26 @@ fn a_line_of_fstab_is_mounted_once_with_its_options() {
 }
 
 #[test]
+fn a_dead_mount_is_cleared_by_the_next_mount_of_its_line() {
+    let Some(namespace) = with_fstab("device=host") else { return };
+    namespace.place.file("f", b"content");
+    namespace.run(["mount", "-a"]).ok();
+    let daemon = namespace.daemon();
+    let supervisor = parent(daemon);
+    signal(supervisor, libc::SIGKILL);
+    eventually("no supervisor", || !is_alive(supervisor));
+    signal(daemon, libc::SIGKILL);
+    eventually("no daemon", || !is_alive(daemon));
+    // mount -a sees it in the kernel's list, and does nothing.
+    namespace.run(["mount", "-a"]).ok();
+    let dead = std::fs::read(namespace.at("f")).expect_err("dead").raw_os_error();
+    assert!([Some(libc::ENOTCONN), Some(libc::ECONNABORTED)].contains(&dead), "{dead:?}");
+    namespace.run(["mount".as_ref(), namespace.place.mountpoint.as_os_str()]).ok();
+    assert_eq!(std::fs::read(namespace.at("f")).expect("read"), b"content");
+    assert_eq!(namespace.mounts().len(), 1);
+}
+
+#[test]
 fn mount_says_why_not_with_its_own_exit_codes() {
     let Some(namespace) = with_fstab("noauto") else { return };
     for (options, code, word) in [

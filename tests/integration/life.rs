@@ -6,12 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// The process that started this one: of a daemon, its supervisor.
-fn parent(pid: i32) -> i32 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("alive");
-    stat.rsplit(") ").next().and_then(|s| s.split(' ').nth(1)?.parse().ok()).expect("a parent")
-}
-
 #[test]
 fn mount_returns_when_it_is_mounted_and_umount_when_the_daemon_is_gone() {
     let mounted = Mounted::new();
