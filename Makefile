@@ -6,6 +6,10 @@ DEVICE ?=
 DIR ?=
 PREFIX ?= /usr/local
 DESTDIR ?=
+# Where mount(8) looks for its helpers, and nowhere else. With a PREFIX of a user's own none are installed: root's mount
+# would run a program that the user may change.
+sbin = $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
+HELPERS ?= $(if $(filter /usr /usr/local /opt /opt/%,$(PREFIX)),$(sbin))
 
 CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
@@ -71,6 +75,15 @@ install:
 	@test -x '$(target)/release/warpfs' || { echo 'install: not built yet; run: make build' >&2; exit 1; }
 	install -D -m 755 '$(target)/release/warpfs' '$(DESTDIR)$(PREFIX)/bin/warpfs'
 	install -D -m 644 include/warpfs.h '$(DESTDIR)$(PREFIX)/include/warpfs.h'
+ifneq ($(HELPERS),)
+	install -d '$(DESTDIR)$(HELPERS)'
+	sed 's|^program=warpfs$$|program="$(PREFIX)/bin/warpfs"|' mount-scripts/mount.warpfs \
+	    >'$(DESTDIR)$(HELPERS)/mount.warpfs'
+	chmod 755 '$(DESTDIR)$(HELPERS)/mount.warpfs'
+	ln -sf mount.warpfs '$(DESTDIR)$(HELPERS)/mount.fuse.warpfs'
+else
+	@echo 'install: no helper for mount(8) and /etc/fstab; PREFIX=/usr/local has one'
+endif
 
 clean:
 	$(CARGO) clean

@@ -11,6 +11,7 @@ mod attach_time;
 mod evict;
 mod loader;
 mod mount;
+mod options;
 mod paths;
 mod preload;
 mod read;
@@ -19,7 +20,7 @@ mod umount;
 mod verify;
 
 use crate::failure::Failure;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -33,11 +34,14 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  warpfs mount /data /mnt/data              front /data; copies go to the GPU if there is one
-  warpfs preload /mnt/data/model            bring every file of a directory into device memory
-  warpfs status /mnt/data/model             what is resident
-  setfattr -n user.warpfs.preload -v 1 /mnt/data/f   the same from a tool that knows nothing of warpfs
-  warpfs umount /mnt/data";
+  warpfs mount /data /mnt/data        front /data; copies go to the GPU if there is one
+  warpfs preload /mnt/data/model      bring every file of a directory into device memory
+  warpfs status /mnt/data/model       what is resident
+  setfattr -n user.warpfs.preload -v 1 /mnt/data/f
+                                      ask from a tool that knows nothing of warpfs
+  warpfs umount /mnt/data
+
+Exit codes: 0 done; 1 failed, and stderr says what, why and what to do; 2 wrong usage";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -60,7 +64,7 @@ type Done = Result<(), Failure>;
 impl Cli {
     pub fn run(self) -> ExitCode {
         let done = match self.command {
-            Command::Mount(args) => mount::run(args),
+            Command::Mount(args) => mount::run(&args),
             Command::Umount(args) => umount::run(&args),
             Command::Preload(args) => preload::run(&args),
             Command::Evict(args) => evict::run(&args),
@@ -98,7 +102,30 @@ fn complain(failure: &Failure) {
     eprintln!("warpfs: {failure}");
 }
 
+/// Ends with the usage's exit code, where clap could not see what is wrong.
+fn usage(message: &str) -> ! {
+    Cli::command().error(clap::error::ErrorKind::ArgumentConflict, message).exit()
+}
+
 /// Some of several things failed, and each has been complained about.
 fn some_failed() -> Failure {
     Failure::new(crate::protocol::Code::Io, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_has_words_for_every_argument() {
+        let cli = Cli::command();
+        let shown: Vec<_> = cli.get_subcommands().filter(|command| !command.is_hide_set()).collect();
+        assert_eq!(shown.len(), 7);
+        for command in shown {
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{}: {}", command.get_name(), argument.get_id());
+            }
+        }
+        assert!(EXAMPLES.lines().all(|line| line.len() <= 100), "a terminal of 100 columns wraps none");
+    }
 }

@@ -22,6 +22,12 @@ pub struct MountOptions {
     pub passthrough: bool,
     /// Mount over a directory that is not empty.
     pub nonempty: bool,
+    /// Set-user-id bits have no effect; `false`: as in the source.
+    pub nosuid: bool,
+    /// Device nodes have no effect; `false`: as in the source.
+    pub nodev: bool,
+    /// No file can be executed; `false`: as in the source.
+    pub noexec: bool,
 }
 
 /// One daemon.
@@ -122,6 +128,9 @@ mod tests {
             allow_other: false,
             passthrough: true,
             nonempty: false,
+            nosuid: false,
+            nodev: false,
+            noexec: false,
         };
         Config { mount, device: "host".into(), budget, reserve: None, socket: None }
     }

@@ -11,6 +11,7 @@ use crate::device;
 use crate::failure::{Failure, Result};
 use crate::filesystem::{self, Facts};
 use crate::loader::parent::{ChildLoader, Settings};
+use crate::protocol::Code;
 use crate::size::Human;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
@@ -50,14 +51,23 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         tracing::info!("{line}");
     }
     let unmounter = mounted.unmounter();
-    let stop = move || {
-        if let Err(failure) = unmounter.unmount() {
-            tracing::error!("cannot unmount: {failure}");
-        }
-    };
-    signals.on_stop(stop).map_err(|e| Failure::system("cannot start the signal thread", e))?;
+    // What ends the wait for users, whichever comes first. Workers that serve somebody are not waited for: the end of
+    // the process ends the kernel's connection, and them.
+    let (end, ended) = std::sync::mpsc::channel();
+    let cut = end.clone();
+    let failed = |e| Failure::system("cannot start a thread", e);
+    let counted = unmounter.clone();
+    signals.on_stop(move || unmounter.unmount(), move |why| drop(cut.send(Err(why)))).map_err(failed)?;
+    let serving = std::thread::Builder::new().name("serve".into());
+    serving.spawn(move || mounted.serve(move |served| drop(end.send(Ok(served))))).map_err(failed)?;
     ready(lines);
-    let served = mounted.serve();
+    let served = ended.recv().expect("the thread that serves tells of its end").unwrap_or_else(|why| {
+        let open = counted.open_files();
+        let files = if open == 1 { "file" } else { "files" };
+        let message =
+            format!("{mountpoint} was still in use {why}: programs were cut off, which had {open} {files} open");
+        Err(Failure::new(Code::Io, message))
+    });
     // Clients first, so that nobody asks while the loads fail.
     drop(server);
     cache.stop();

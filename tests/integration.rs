@@ -4,6 +4,8 @@
 
 #[path = "integration/harness.rs"]
 mod harness;
+#[path = "integration/namespace.rs"]
+mod namespace;
 
 #[path = "integration/bad_input.rs"]
 mod bad_input;
@@ -11,6 +13,8 @@ mod bad_input;
 mod channel;
 #[path = "integration/fake_gpu.rs"]
 mod fake_gpu;
+#[path = "integration/fstab.rs"]
+mod fstab;
 #[path = "integration/gpu.rs"]
 mod gpu;
 #[path = "integration/header.rs"]
@@ -19,6 +23,8 @@ mod header;
 mod life;
 #[path = "integration/loader.rs"]
 mod loader;
+#[path = "integration/log.rs"]
+mod log;
 #[path = "integration/materialize.rs"]
 mod materialize;
 #[path = "integration/mount.rs"]
@@ -29,5 +35,7 @@ mod readme;
 mod semantics;
 #[path = "integration/sources.rs"]
 mod sources;
+#[path = "integration/stop.rs"]
+mod stop;
 #[path = "integration/triggers.rs"]
 mod triggers;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 /// Give up the copies of files, on every device; of directories, of every file below them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// Files and directories of a mount
     #[arg(required = true)]
     paths: Vec<PathBuf>,
 }

@@ -1,6 +1,7 @@
 //! `warpfs mount`: checks what can be checked, and launches the daemon.
 
-use super::{Done, complain};
+use super::options::{self, List, Options, agreed};
+use super::{Done, usage};
 use crate::config::{Config, MountOptions};
 use crate::daemon;
 use crate::daemon::supervise::{Signals, launch};
@@ -8,20 +9,25 @@ use crate::failure::{Failure, Result};
 use crate::size::Amount;
 use std::path::{Path, PathBuf};
 
+/// The device where none is named.
+const DEVICE: &str = "auto";
+
 /// Mount SOURCE on MOUNTPOINT, and serve it in the background until it is unmounted.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The directory to front
     source: PathBuf,
-    /// An empty directory to mount it on
+    /// An empty directory to mount it on, which must exist
     mountpoint: PathBuf,
     /// Where copies go: auto, host, cuda:N or several with commas, cuda:all, or a GPU's UUID; requests take the first
-    #[arg(long, default_value = "auto", help_heading = "Cache")]
-    device: String,
+    /// [default: auto]
+    #[arg(long, help_heading = "Cache")]
+    device: Option<String>,
     /// Bytes for copies on each device, such as 16GiB, or a percentage of it [default: 50%, and never what is not free]
     #[arg(long, value_name = "SIZE|PERCENT", help_heading = "Cache")]
     budget: Option<Amount>,
-    /// Bytes of each device that the default budget leaves to others [default: 10%, at least 512 MiB]
+    /// Bytes of each device that the default budget leaves to others; no effect with --budget [default: 10%, at least
+    /// 512 MiB]
     #[arg(long, value_name = "SIZE|PERCENT", help_heading = "Cache")]
     reserve: Option<Amount>,
     /// Refuse every change; triggers still work
@@ -36,30 +42,26 @@ pub(super) struct Args {
     /// Mount over a directory that is not empty
     #[arg(long, help_heading = "Mount")]
     nonempty: bool,
+    /// Mount options with commas, as in fstab: those above by their names, ro, noexec, nosuid, nodev, and what mount(8)
+    /// itself reads
+    #[arg(short, value_name = "OPTIONS", value_parser = options::parse, help_heading = "Mount")]
+    options: Vec<List>,
     /// Stay in the foreground, and log to stderr
     #[arg(long, short, help_heading = "Mount")]
     foreground: bool,
 }
 
-pub(super) fn run(args: Args) -> Done {
-    let mount = MountOptions {
-        source: absolute(&args.source, "the source directory")?,
-        mountpoint: absolute(&args.mountpoint, "the mount point")?,
-        read_only: args.read_only,
-        allow_other: args.allow_other,
-        passthrough: !args.no_passthrough,
-        nonempty: args.nonempty,
-    };
-    let socket = crate::socket::overridden();
-    let config = Config { mount, device: args.device, budget: args.budget, reserve: args.reserve, socket };
+pub(super) fn run(args: &Args) -> Done {
+    let config = config(args)?;
     let source = config.mount.source.clone();
     let foreground = args.foreground;
     let report = |lines: &str| lines.lines().for_each(|line| say!("warpfs: {line}"));
     launch(&source, foreground, report, move |ready| {
         let signals = Signals::block(&[]);
-        daemon::log::start(!foreground);
+        let notes = daemon::log::start(!foreground);
         let mut ready = Some(ready);
-        let done = daemon::run(&config, signals, |lines| {
+        let done = daemon::run(&config, signals, |mut lines| {
+            lines.extend(notes);
             if let Some(ready) = ready.take() {
                 ready.mounted(&lines);
             }
@@ -72,11 +74,35 @@ pub(super) fn run(args: Args) -> Done {
             }
             (Err(failure), None) => {
                 tracing::error!("{failure}");
-                complain(&failure);
                 1
             }
         }
     })
+}
+
+/// What the flags and the options after `-o` say together.
+fn config(args: &Args) -> Result<Config> {
+    let options = Options::of(args.options.clone());
+    for name in &options.vain {
+        eprintln!("warpfs: {name} has no effect: access times are those that the source's own mount keeps");
+    }
+    let device = agreed("device", args.device.clone(), options.device).unwrap_or_else(|said| usage(&said));
+    let budget = agreed("budget", args.budget, options.budget).unwrap_or_else(|said| usage(&said));
+    let reserve = agreed("reserve", args.reserve, options.reserve).unwrap_or_else(|said| usage(&said));
+    let read_only = agreed("read-only", args.read_only.then_some(true), options.read_only);
+    let mount = MountOptions {
+        source: absolute(&args.source, "the source directory")?,
+        mountpoint: absolute(&args.mountpoint, "the mount point")?,
+        read_only: read_only.unwrap_or_else(|said| usage(&said)) == Some(true),
+        allow_other: args.allow_other || options.allow_other,
+        passthrough: !(args.no_passthrough || options.no_passthrough),
+        nonempty: args.nonempty || options.nonempty,
+        nosuid: options.nosuid,
+        nodev: options.nodev,
+        noexec: options.noexec,
+    };
+    let device = device.unwrap_or_else(|| DEVICE.into());
+    Ok(Config { mount, device, budget, reserve, socket: crate::socket::overridden() })
 }
 
 /// The path without symbolic links; says what it was to be where there is nothing. A dead mount cannot be looked at, so

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 /// The files that a command is about, and on which device.
 #[derive(Debug, clap::Args)]
 pub(super) struct Which {
+    /// Files and directories of a mount
     #[arg(required = true)]
     pub(super) paths: Vec<PathBuf>,
     /// The device, host or cuda:N [default: the mount's first]

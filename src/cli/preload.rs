@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bring files into device memory; of directories, every file below them.
+/// Bring files into device memory, and wait until they are there; of directories, every file below them.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]

@@ -6,9 +6,10 @@ use crate::failure::Failure;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Write a file's bytes to stdout, out of device memory.
+/// Write a file's bytes to stdout, out of device memory; what is not resident is loaded first.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// A file of a mount
     path: PathBuf,
     /// The device, host or cuda:N [default: the mount's first]
     #[arg(long)]

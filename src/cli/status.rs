@@ -13,6 +13,7 @@ use std::path::PathBuf;
 /// Show every warpfs mount and what is resident; with PATHS, the state of those files.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// Files and directories of a mount; without any, every mount is shown
     paths: Vec<PathBuf>,
     /// The device, host or cuda:N [default: the mount's first]
     #[arg(long)]

@@ -8,16 +8,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Unmount MOUNTPOINT, and end its daemon.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// The directory on which it is mounted
     mountpoint: PathBuf,
     /// Take the mount away even while programs use it; they keep what they have open
     #[arg(long, short)]
     lazy: bool,
 }
 
+/// How often a mount in use is tried again, and how long that takes each time.
+const GLANCES: u32 = 5;
+const GLANCE: Duration = Duration::from_millis(100);
 /// How long the daemon may take to end.
 const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
@@ -34,10 +39,23 @@ pub(super) fn run(args: &Args) -> Done {
         return mounts::detach(&mountpoint);
     }
     let daemon = daemon_of(&mountpoint);
+    // Who only looks at it, as `warpfs status` and a file manager do, is gone in a moment.
+    for _ in 0..GLANCES {
+        match mounts::unmount(&mountpoint) {
+            Err(busy) if busy.errno == libc::EBUSY => std::thread::sleep(GLANCE),
+            other => return other.and_then(|()| wait(daemon, &mountpoint)),
+        }
+    }
     mounts::unmount(&mountpoint)?;
+    wait(daemon, &mountpoint)
+}
+
+/// Waits until the daemon, if it is known, has ended.
+fn wait(daemon: Option<OwnedFd>, mountpoint: &Path) -> Done {
     let Some(daemon) = daemon else { return Ok(()) };
     let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
     if poll(&mut ended, Some(&PATIENCE)) == Ok(0) {
+        let shown = mountpoint.display();
         let message = format!(
             "{shown} is unmounted, but its daemon is still busy after {} s: files of it are open, or a bind mount or another mount namespace (a container) still has it",
             PATIENCE.tv_sec

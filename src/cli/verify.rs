@@ -10,7 +10,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// Compare the bytes in device memory with the file's, byte for byte; of directories, of every file below them.
+/// Compare the bytes in device memory with the file's, byte for byte; of directories, of every file below them. What is
+/// not resident is loaded first.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]

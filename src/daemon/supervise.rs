@@ -8,6 +8,13 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long programs may use what they have open after the daemon was told to stop.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Signals that follow so soon are the same order: a terminal, timeout(1) and systemd signal every process of a group,
+/// and the supervisor, which is one of them, passes its own on.
+const ONE_ORDER: Duration = Duration::from_secs(1);
 
 /// SIGTERM, SIGINT and SIGHUP, kept from killing this process, and given to one thread.
 pub struct Signals {
@@ -38,15 +45,46 @@ impl Signals {
         signal
     }
 
-    /// Calls `stop` for each of them, on a thread of its own.
-    pub fn on_stop(self, mut stop: impl FnMut() + Send + 'static) -> io::Result<()> {
+    /// The next of them, if it comes in time.
+    fn wait_until(&self, end: Instant) -> Option<libc::c_int> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let left = libc::timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
+            // SAFETY: both pointers name live memory; nothing is written where no information is asked for.
+            match unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const left) } {
+                -1 if io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
+                -1 => return None,
+                signal => return Some(signal),
+            }
+        }
+    }
+
+    /// On a thread of its own: calls `stop`, which unmounts, for each of them, until that has worked. Who still uses the
+    /// mount then has ten seconds, or until the next signal; after that, `cut_off` is called with the reason.
+    pub fn on_stop(
+        self,
+        mut stop: impl FnMut() -> Result<()> + Send + 'static,
+        cut_off: impl FnOnce(String) + Send + 'static,
+    ) -> io::Result<()> {
         let thread = std::thread::Builder::new().name("signals".into());
         thread.spawn(move || {
             loop {
                 let signal = self.wait();
                 tracing::info!("signal {signal}: unmounting");
-                stop();
+                match stop() {
+                    Ok(()) => break,
+                    Err(failure) => tracing::error!("cannot unmount: {failure}"),
+                }
             }
+            let stopped = Instant::now();
+            while self.wait_until(stopped + ONE_ORDER).is_some() {}
+            let seconds = PATIENCE.as_secs();
+            tracing::info!("still in use: programs are cut off {seconds} s after the signal, or at another one");
+            let why = match self.wait_until(stopped + PATIENCE) {
+                None => format!("{seconds} s after it was told to stop"),
+                Some(signal) => format!("at a second signal ({signal})"),
+            };
+            cut_off(why);
         })?;
         Ok(())
     }
@@ -87,8 +125,10 @@ pub fn launch(
         drop(writer);
         return hear(reader, report);
     }
+    let mut reader = Some(reader);
     if background {
-        detach();
+        reader = None;
+        detach(&writer);
     }
     let signals = Signals::block(&[libc::SIGCHLD]);
     let Some(pid) = fork_child()? else {
@@ -98,18 +138,25 @@ pub fn launch(
     };
     drop(writer);
     let mut heard = Ok(());
-    if foreground {
+    if let Some(reader) = reader {
         heard = hear(reader, report);
     }
     let status = supervise(pid, &signals);
     sweep(source);
+    let killed = libc::WIFSIGNALED(status).then(|| {
+        let message = format!("the daemon was killed by signal {}; its mount is taken away", libc::WTERMSIG(status));
+        Failure::new(Code::NotRunning, message)
+    });
     if background {
+        if let Some(failure) = killed {
+            super::log::start(true);
+            tracing::error!("{failure}");
+        }
         std::process::exit(i32::from(status != 0));
     }
     heard?;
-    if libc::WIFSIGNALED(status) {
-        let message = format!("the daemon was killed by signal {}; its mount is taken away", libc::WTERMSIG(status));
-        return Err(Failure::new(Code::NotRunning, message));
+    if let Some(failure) = killed {
+        return Err(failure);
     }
     match libc::WEXITSTATUS(status) {
         0 => Ok(()),
@@ -180,8 +227,9 @@ fn fork_child() -> Result<Option<libc::pid_t>> {
     }
 }
 
-/// Leaves the terminal: a session of its own, no standard streams, no directory that it keeps busy.
-fn detach() {
+/// Leaves the terminal and whoever started it: a session of its own, no directory that it keeps busy, and no descriptor of
+/// theirs, at whose end somebody may wait. Call while nothing of ours but `pipe` is open.
+fn detach(pipe: &OwnedFd) {
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
@@ -189,5 +237,10 @@ fn detach() {
             // SAFETY: duplicates an open descriptor over a standard stream, which nobody has taken ownership of.
             unsafe { libc::dup2(null.as_raw_fd(), stream) };
         }
+    }
+    let kept = pipe.as_raw_fd();
+    for (first, last) in [(3, kept - 1), (kept + 1, libc::c_int::MAX)] {
+        // SAFETY: these descriptors were inherited; nothing in this process owns them. Kernels before 5.9 refuse.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
     }
 }

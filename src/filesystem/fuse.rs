@@ -7,7 +7,7 @@ use super::data::{Opened, Write};
 use super::error::{Reason, Result, only_errno};
 use super::handle::Handle;
 use super::inode::is_virtual;
-use super::mount::negotiate;
+use super::mount::{End, negotiate};
 use super::names::Made;
 use super::origin::Origin;
 use super::xattr::trigger;
@@ -33,6 +33,7 @@ pub(crate) struct Fuse {
     pub(crate) depth: u32,
     /// From INIT: whether passthrough is on, and why not.
     pub(crate) reason: Arc<Mutex<String>>,
+    pub(crate) end: Arc<End>,
 }
 
 thread_local! {
@@ -98,6 +99,7 @@ impl Filesystem for Fuse {
 
     fn destroy(&mut self) {
         self.fs.control.queue.stop();
+        self.end.reached();
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

@@ -79,6 +79,11 @@ impl Handles {
         }
     }
 
+    /// How many regular files are open.
+    pub(crate) fn files(&self) -> usize {
+        self.open.read().values().filter(|handle| matches!(handle, Handle::File(_))).count()
+    }
+
     pub(crate) fn remove(&self, number: u64) -> Option<Handle> {
         self.open.write().remove(&number)
     }

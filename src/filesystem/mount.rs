@@ -21,8 +21,9 @@ use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use rustix::thread::CapabilitySet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 /// `f_type` of overlayfs (linux/magic.h).
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
@@ -48,6 +49,29 @@ pub struct Mounted {
     unmounter: Unmounter,
     fs: Arc<FileSystem>,
     passthrough: String,
+    end: Arc<End>,
+}
+
+/// The end of a mount that was served. fuser unmounts after it, by name, and would take away whatever somebody has
+/// mounted there since; so the thread that serves does not go back to fuser.
+#[derive(Default)]
+pub(crate) struct End {
+    serving: OnceLock<(ThreadId, Tell)>,
+}
+
+type Tell = Box<dyn Fn(Result<()>) + Send + Sync>;
+
+impl End {
+    /// Called when the last worker is done: tells of it, and does not return, on the thread that serves.
+    pub(crate) fn reached(&self) {
+        let Some((_, tell)) = self.serving.get().filter(|(thread, _)| *thread == std::thread::current().id()) else {
+            return;
+        };
+        tell(Ok(()));
+        loop {
+            std::thread::park();
+        }
+    }
 }
 
 /// Takes the mount away, from any thread; [`Mounted::serve`] then returns.
@@ -56,6 +80,7 @@ pub struct Unmounter {
     mountpoint: PathBuf,
     /// The mount's device number, by which it is known wherever it is now, and whatever lies on top of it.
     device: Option<String>,
+    fs: Arc<FileSystem>,
 }
 
 /// Mounts `options.source` at `options.mountpoint`. Requests are answered when [`Mounted::serve`] runs.
@@ -70,15 +95,17 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
     checks::mountpoint(options)?;
     checks::device()?;
     let kind = rustix::fs::fstatfs(&root).map_or(0, |s| s.f_type);
-    let forbids = forbidden(&root);
+    let forbids = forbidden(options, &root);
     let config = session_config(options, forbids);
     let fs = file_system(options, root, (forbids, LOCAL.contains(&kind)), cache, facts)?;
     let reason = Arc::new(Mutex::new(String::new()));
+    let end = Arc::new(End::default());
     let adapter = Fuse {
         fs: fs.clone(),
         wants_passthrough: options.passthrough,
         depth: if kind == OVERLAYFS_MAGIC { 2 } else { 1 },
         reason: reason.clone(),
+        end: end.clone(),
     };
 
     let session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
@@ -86,9 +113,9 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         checks::refused(options, &e)
     })?;
     let device = mounts::at(&options.mountpoint).map(|mount| mount.device);
-    let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device };
+    let unmounter = Unmounter { mountpoint: options.mountpoint.clone(), device, fs: fs.clone() };
     let passthrough = reason.lock().clone();
-    Ok(Mounted { session, unmounter, fs, passthrough })
+    Ok(Mounted { session, unmounter, fs, passthrough, end })
 }
 
 impl Mounted {
@@ -101,12 +128,24 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// Runs the workers; returns when the mount is gone.
-    pub fn serve(self) -> Result<()> {
-        let mountpoint = self.unmounter.mountpoint.clone();
-        let served = self.session.run();
-        self.fs.control.queue.stop();
-        served.map_err(|e| Failure::system(format!("serving {}", mountpoint.display()), e))
+    /// Runs the workers on this thread, and tells when the mount is gone, or that they failed. The process has to end
+    /// then, as this need not return.
+    pub fn serve(self, tell: impl Fn(Result<()>) + Send + Sync + 'static) {
+        let Mounted { session, unmounter, fs, end, .. } = self;
+        let told = move |served: Result<()>| {
+            fs.control.queue.stop();
+            // Somebody aborted it, or every worker has failed: the supervisor takes it away.
+            let dead = mounts::of_device(unmounter.device.as_deref()).iter().any(|place| mounts::is_dead(place));
+            let ended = Failure::new(Code::Io, "the kernel's connection ended before the mount");
+            let served = if dead { served.and(Err(ended)) } else { served };
+            tell(served.map_err(|failure| failure.within(format!("serving {}", unmounter.mountpoint.display()))));
+        };
+        let _ = end.serving.set((std::thread::current().id(), Box::new(told)));
+        let served = session.run().map_err(|e| Failure::system("its workers", e));
+        // Only where a worker has panicked. fuser has unmounted it.
+        if let Some((_, tell)) = end.serving.get() {
+            tell(served);
+        }
     }
 }
 
@@ -125,6 +164,11 @@ impl Unmounter {
             }
         }
         done
+    }
+
+    /// Regular files that programs have open.
+    pub fn open_files(&self) -> usize {
+        self.fs.handles.files()
     }
 }
 
@@ -156,11 +200,18 @@ fn file_system(
     }))
 }
 
-/// What our mount forbids: for root what the source's own mount does; fusermount3 forbids more.
-fn forbidden(root: &OwnedFd) -> StatVfsMountFlags {
+/// What our mount forbids: for root what was asked for and what the source's own mount does; fusermount3 forbids more.
+fn forbidden(options: &MountOptions, root: &OwnedFd) -> StatVfsMountFlags {
     let (nosuid, nodev) = (StatVfsMountFlags::NOSUID, StatVfsMountFlags::NODEV);
-    let flags = rustix::fs::fstatvfs(root).map_or(nosuid | nodev, |s| s.f_flag);
-    let flags = if has(CapabilitySet::SYS_ADMIN) { flags } else { flags | nosuid | nodev };
+    let mut flags = rustix::fs::fstatvfs(root).map_or(nosuid | nodev, |s| s.f_flag);
+    let privileged = has(CapabilitySet::SYS_ADMIN);
+    for (flag, asked) in [
+        (nosuid, options.nosuid || !privileged),
+        (nodev, options.nodev || !privileged),
+        (StatVfsMountFlags::NOEXEC, options.noexec),
+    ] {
+        flags.set(flag, asked || flags.contains(flag));
+    }
     flags & (nosuid | nodev | StatVfsMountFlags::NOEXEC)
 }
 

@@ -236,6 +236,12 @@ pub fn signal(pid: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "signal {signal} to {pid}");
 }
 
+/// The process that started this one: of a daemon, its supervisor.
+pub fn parent(pid: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("alive");
+    stat.rsplit(") ").next().and_then(|s| s.split(' ').nth(1)?.parse().ok()).expect("a parent")
+}
+
 pub fn children(pid: i32) -> Vec<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("alive");
     let lists = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());

@@ -221,23 +221,24 @@ fn programs_and_devices_are_what_the_files_own_mount_allows() {
 }
 
 #[test]
-fn a_mount_forbids_what_the_sources_own_mount_forbids() {
+fn a_mount_forbids_what_the_sources_own_mount_forbids_and_what_is_asked() {
     if !is_root() {
         return;
     }
-    let flags_of = |forbidden: &str| {
+    let flags_of = |forbidden: &str, asked: &[&str]| {
         let mounted = Mounted::prepare();
         let options = format!("mode=755,{forbidden}");
         let _tmpfs = Other::mount(&["-t", "tmpfs", "-o", &options, "t"], &mounted.source);
-        let mounted = mounted.mount(&["--device", "host"], &[]).expect("mounted");
+        let mounted = mounted.mount(&[&["--device", "host"], asked].concat(), &[]).expect("mounted");
         let table = fs::read_to_string("/proc/self/mounts").expect("readable");
         let line = table.lines().find(|l| l.contains(mounted.mountpoint.to_str().expect("text"))).expect("listed");
         let options = line.split(' ').nth(3).expect("options").to_string();
         ["nosuid", "nodev", "noexec"].map(|flag| options.split(',').any(|option| option == flag))
     };
-    assert_eq!(flags_of("suid,dev,exec"), [false, false, false]);
-    assert_eq!(flags_of("nosuid,dev,exec"), [true, false, false]);
-    assert_eq!(flags_of("suid,nodev,noexec"), [false, true, true]);
+    assert_eq!(flags_of("suid,dev,exec", &[]), [false, false, false]);
+    assert_eq!(flags_of("nosuid,dev,exec", &[]), [true, false, false]);
+    assert_eq!(flags_of("suid,nodev,noexec", &[]), [false, true, true]);
+    assert_eq!(flags_of("suid,dev,exec", &["-o", "nosuid,nodev,noexec"]), [true, true, true]);
 }
 
 #[test]
