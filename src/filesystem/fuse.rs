@@ -1,9 +1,11 @@
 //! The adapter to fuser: every method calls one function of the file system and turns its result into a reply. No logic
-//! is here, so that everything is tested without FUSE, and nothing here may panic: a panic would end a worker.
+//! is here, so that everything is tested without FUSE. A panic ends its request and nothing else.
+
+mod reply;
 
 use super::FileSystem;
-use super::attributes::{Attributes, Change, Entry};
-use super::data::{Opened, Write};
+use super::attributes::Change;
+use super::data::Write;
 use super::error::{Reason, Result, only_errno};
 use super::handle::Handle;
 use super::inode::is_virtual;
@@ -18,6 +20,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
+use reply::{attributes, empty, entry, guarded, open_flags, opened, value};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -41,56 +44,6 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-fn entry(reply: ReplyEntry, found: Result<Entry>) {
-    match found {
-        Ok(Entry { generation, attributes, .. }) => {
-            reply.entry_with_ttls(&attributes.keep, &super::attributes::KEEP, &attributes.attr, Generation(generation))
-        }
-        Err(e) => reply.error(e.errno()),
-    }
-}
-
-fn attributes(reply: ReplyAttr, found: Result<Attributes>) {
-    match found {
-        Ok(found) => reply.attr(&found.keep, &found.attr),
-        Err(e) => reply.error(e.errno()),
-    }
-}
-
-fn empty(reply: ReplyEmpty, done: Result<()>) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(e.errno()),
-    }
-}
-
-/// A value by the rules of getxattr: its size where none was offered, ERANGE where it does not fit.
-fn value(reply: ReplyXattr, size: u32, value: Result<Vec<u8>>) {
-    match value {
-        Ok(value) if size == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
-        Ok(value) => reply.data(&value),
-        Err(e) => reply.error(e.errno()),
-    }
-}
-
-fn opened(reply: ReplyOpen, found: Result<Opened>) {
-    match found {
-        Ok(opened) => match &opened.backing {
-            Some(backing) => reply.opened_passthrough(FileHandle(opened.handle), open_flags(&opened), backing),
-            None => reply.opened(FileHandle(opened.handle), open_flags(&opened)),
-        },
-        Err(e) => reply.error(e.errno()),
-    }
-}
-
-fn open_flags(opened: &Opened) -> FopenFlags {
-    let mut flags = FopenFlags::empty();
-    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.backing.is_none() && opened.keep_cache);
-    flags.set(FopenFlags::FOPEN_NOFLUSH, opened.closes_silently);
-    flags
-}
-
 impl Filesystem for Fuse {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         negotiate(self, config);
@@ -103,15 +56,21 @@ impl Filesystem for Fuse {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.fs.lookup(parent.0, name));
+        guarded(|| {
+            entry(reply, self.fs.lookup(parent.0, name));
+        });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        self.fs.inodes.forget(ino.0, nlookup);
+        guarded(|| {
+            self.fs.inodes.forget(ino.0, nlookup);
+        });
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        attributes(reply, self.fs.getattr(ino.0));
+        guarded(|| {
+            attributes(reply, self.fs.getattr(ino.0));
+        });
     }
 
     fn setattr(
@@ -132,35 +91,47 @@ impl Filesystem for Fuse {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let change = Change { mode, uid, gid, size, atime, mtime };
-        attributes(reply, self.fs.setattr(Origin::from(req), ino.0, fh.map(|fh| fh.0), change));
+        guarded(|| {
+            let change = Change { mode, uid, gid, size, atime, mtime };
+            attributes(reply, self.fs.setattr(Origin::from(req), ino.0, fh.map(|fh| fh.0), change));
+        });
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.fs.readlink(ino.0) {
+        guarded(|| match self.fs.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        entry(reply, self.fs.mknod(Origin::from(req), parent.0, name, Made { mode, umask }, rdev));
+        guarded(|| {
+            entry(reply, self.fs.mknod(Origin::from(req), parent.0, name, Made { mode, umask }, rdev));
+        });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        entry(reply, self.fs.mkdir(Origin::from(req), parent.0, name, Made { mode, umask }));
+        guarded(|| {
+            entry(reply, self.fs.mkdir(Origin::from(req), parent.0, name, Made { mode, umask }));
+        });
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs.unlink(parent.0, name));
+        guarded(|| {
+            empty(reply, self.fs.unlink(parent.0, name));
+        });
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs.rmdir(parent.0, name));
+        guarded(|| {
+            empty(reply, self.fs.rmdir(parent.0, name));
+        });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
-        entry(reply, self.fs.symlink(Origin::from(req), parent.0, link_name, target));
+        guarded(|| {
+            entry(reply, self.fs.symlink(Origin::from(req), parent.0, link_name, target));
+        });
     }
 
     fn rename(
@@ -173,36 +144,42 @@ impl Filesystem for Fuse {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs.rename(parent.0, name, newparent.0, newname, flags.bits()));
+        guarded(|| {
+            empty(reply, self.fs.rename(parent.0, name, newparent.0, newname, flags.bits()));
+        });
     }
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.fs.link(ino.0, newparent.0, newname));
+        guarded(|| {
+            entry(reply, self.fs.link(ino.0, newparent.0, newname));
+        });
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if is_virtual(ino.0) {
-            return match self.fs.open_control(Origin::from(req), ino.0, flags.0) {
-                // A stream: a descriptor that wrote lines reads results from their beginning.
-                Ok(handle) if super::handle::writes(flags.0) => {
-                    reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_STREAM);
-                }
-                Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO),
-                Err(e) => reply.error(e.errno()),
-            };
-        }
-        let (fs, origin) = (self.fs.clone(), Origin::from(req));
-        match fs.open(origin, ino.0, flags.0, false, |fd| reply.open_backing(fd)) {
-            // Waiting for a lease is not a worker's: there are few of them.
-            Err(rustix::io::Errno::WOULDBLOCK) if flags.0 & libc::O_NONBLOCK == 0 => {
-                self.fs.waiting.run(move |may_wait| {
-                    let again = || fs.open(origin, ino.0, flags.0, true, |fd| reply.open_backing(fd));
-                    let found = if may_wait { again() } else { Err(rustix::io::Errno::AGAIN) };
-                    opened(reply, found);
-                });
+        guarded(|| {
+            if is_virtual(ino.0) {
+                return match self.fs.open_control(Origin::from(req), ino.0, flags.0) {
+                    // A stream: a descriptor that wrote lines reads results from their beginning.
+                    Ok(handle) if super::handle::writes(flags.0) => {
+                        reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_STREAM);
+                    }
+                    Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO),
+                    Err(e) => reply.error(e.errno()),
+                };
             }
-            found => opened(reply, found),
-        }
+            let (fs, origin) = (self.fs.clone(), Origin::from(req));
+            match fs.open(origin, ino.0, flags.0, false, |fd| reply.open_backing(fd)) {
+                // Waiting for a lease is not a worker's: there are few of them.
+                Err(rustix::io::Errno::WOULDBLOCK) if flags.0 & libc::O_NONBLOCK == 0 => {
+                    self.fs.waiting.run(move |may_wait| {
+                        let again = || fs.open(origin, ino.0, flags.0, true, |fd| reply.open_backing(fd));
+                        let found = if may_wait { again() } else { Err(rustix::io::Errno::AGAIN) };
+                        opened(reply, found);
+                    });
+                }
+                found => opened(reply, found),
+            }
+        });
     }
 
     fn create(
@@ -215,19 +192,21 @@ impl Filesystem for Fuse {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let made = Made { mode, umask };
-        match self.fs.create(Origin::from(req), parent.0, name, made, flags, |fd| reply.open_backing(fd)) {
-            Ok((entry, opened)) => {
-                let (keep, attr) = (entry.attributes.keep, entry.attributes.attr);
-                let (generation, handle) = (Generation(entry.generation), FileHandle(opened.handle));
-                let flags = open_flags(&opened);
-                match &opened.backing {
-                    Some(backing) => reply.created_passthrough(&keep, &attr, generation, handle, flags, backing),
-                    None => reply.created(&keep, &attr, generation, handle, flags),
+        guarded(|| {
+            let made = Made { mode, umask };
+            match self.fs.create(Origin::from(req), parent.0, name, made, flags, |fd| reply.open_backing(fd)) {
+                Ok((entry, opened)) => {
+                    let (keep, attr) = (entry.attributes.keep, entry.attributes.attr);
+                    let (generation, handle) = (Generation(entry.generation), FileHandle(opened.handle));
+                    let flags = open_flags(&opened);
+                    match &opened.backing {
+                        Some(backing) => reply.created_passthrough(&keep, &attr, generation, handle, flags, backing),
+                        None => reply.created(&keep, &attr, generation, handle, flags),
+                    }
                 }
+                Err(e) => reply.error(e.errno()),
             }
-            Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn read(
@@ -241,17 +220,19 @@ impl Filesystem for Fuse {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
-            return reply.data(&self.fs.read_control(&control, offset, size as usize));
-        }
-        BUFFER.with_borrow_mut(|buffer| {
-            if buffer.len() < size as usize {
-                buffer.resize(size as usize, 0);
+        guarded(|| {
+            if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
+                return reply.data(&self.fs.read_control(&control, offset, size as usize));
             }
-            match self.fs.read(fh.0, offset, &mut buffer[..size as usize]) {
-                Ok(length) => reply.data(&buffer[..length]),
-                Err(e) => reply.error(e.errno()),
-            }
+            BUFFER.with_borrow_mut(|buffer| {
+                if buffer.len() < size as usize {
+                    buffer.resize(size as usize, 0);
+                }
+                match self.fs.read(fh.0, offset, &mut buffer[..size as usize]) {
+                    Ok(length) => reply.data(&buffer[..length]),
+                    Err(e) => reply.error(e.errno()),
+                }
+            });
         });
     }
 
@@ -267,33 +248,35 @@ impl Filesystem for Fuse {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
-            let length = data.len() as u32;
-            let answered = Box::new(move |done: Result<()>| match done {
-                Ok(()) => reply.written(length),
+        guarded(|| {
+            if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
+                let length = data.len() as u32;
+                let answered = Box::new(move |done: Result<()>| match done {
+                    Ok(()) => reply.written(length),
+                    Err(e) => reply.error(e.errno()),
+                });
+                return self.fs.write_control(&control, data, answered);
+            }
+            let write = Write {
+                offset,
+                data,
+                flags: flags.0,
+                from_cache: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+                clears_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+            };
+            match self.fs.write(fh.0, &write) {
+                Ok(length) => reply.written(length),
                 Err(e) => reply.error(e.errno()),
-            });
-            return self.fs.write_control(&control, data, answered);
-        }
-        let write = Write {
-            offset,
-            data,
-            flags: flags.0,
-            from_cache: write_flags.contains(WriteFlags::FUSE_WRITE_CACHE),
-            clears_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-        };
-        match self.fs.write(fh.0, &write) {
-            Ok(length) => reply.written(length),
-            Err(e) => reply.error(e.errno()),
-        }
+            }
+        });
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        match self.fs.handles.get(fh.0) {
+        guarded(|| match self.fs.handles.get(fh.0) {
             Ok(Handle::Control(control)) => self.fs.flush_control(&control, Box::new(move |done| empty(reply, done))),
             Ok(_) => empty(reply, self.fs.flush(fh.0)),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn release(
@@ -306,48 +289,56 @@ impl Filesystem for Fuse {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.fs.release(fh.0);
-        reply.ok();
+        guarded(|| {
+            self.fs.release(fh.0);
+            reply.ok();
+        });
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let fs = self.fs.clone();
-        self.fs.waiting.run(move |_| empty(reply, fs.fsync(fh.0, datasync)));
+        guarded(|| {
+            let fs = self.fs.clone();
+            self.fs.waiting.run(move |_| empty(reply, fs.fsync(fh.0, datasync)));
+        });
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.fs.opendir(ino.0) {
+        guarded(|| match self.fs.opendir(ino.0) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        match self.fs.readdir(fh.0, offset, &mut reply) {
+        guarded(|| match self.fs.readdir(fh.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        match self.fs.readdirplus(fh.0, offset, &mut reply) {
+        guarded(|| match self.fs.readdirplus(fh.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.fs.handles.remove(fh.0);
-        reply.ok();
+        guarded(|| {
+            self.fs.handles.remove(fh.0);
+            reply.ok();
+        });
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let fs = self.fs.clone();
-        self.fs.waiting.run(move |_| empty(reply, fs.fsyncdir(fh.0, datasync)));
+        guarded(|| {
+            let fs = self.fs.clone();
+            self.fs.waiting.run(move |_| empty(reply, fs.fsyncdir(fh.0, datasync)));
+        });
     }
 
     fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        match self.fs.statfs(ino.0) {
+        guarded(|| match self.fs.statfs(ino.0) {
             Ok(s) => reply.statfs(
                 s.f_blocks,
                 s.f_bfree,
@@ -359,7 +350,7 @@ impl Filesystem for Fuse {
                 s.f_frsize as u32,
             ),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn setxattr(
@@ -372,7 +363,7 @@ impl Filesystem for Fuse {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        match trigger(name) {
+        guarded(|| match trigger(name) {
             Some(name) => {
                 let answered = Box::new(move |answer: crate::failure::Result<Vec<u8>>| {
                     empty(reply, answer.map(|_| ()).map_err(|f| only_errno(&f)));
@@ -380,11 +371,11 @@ impl Filesystem for Fuse {
                 self.fs.set_trigger(Origin::from(req), ino.0, name, answered);
             }
             None => empty(reply, self.fs.setxattr(Origin::from(req), ino.0, name, value, flags)),
-        }
+        });
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        match trigger(name) {
+        guarded(|| match trigger(name) {
             Some(name) => {
                 let answered = Box::new(move |answer: crate::failure::Result<Vec<u8>>| {
                     value(reply, size, answer.map_err(|f| only_errno(&f)));
@@ -392,19 +383,25 @@ impl Filesystem for Fuse {
                 self.fs.get_trigger(Origin::from(req), ino.0, name, answered);
             }
             None => value(reply, size, self.fs.getxattr(ino.0, name)),
-        }
+        });
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        value(reply, size, self.fs.listxattr(Origin::from(req), ino.0));
+        guarded(|| {
+            value(reply, size, self.fs.listxattr(Origin::from(req), ino.0));
+        });
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs.removexattr(ino.0, name));
+        guarded(|| {
+            empty(reply, self.fs.removexattr(ino.0, name));
+        });
     }
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        reply.ok(); // the kernel checks, and does not ask
+        guarded(|| {
+            reply.ok(); // the kernel checks, and does not ask
+        });
     }
 
     fn ioctl(
@@ -418,13 +415,15 @@ impl Filesystem for Fuse {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let answered = Box::new(move |answer: super::ioctl::Answer| {
-            if answer.result < 0 && answer.data.is_empty() {
-                return reply.error(Errno::from_i32(-answer.result));
-            }
-            reply.ioctl(answer.result, &answer.data);
+        guarded(|| {
+            let answered = Box::new(move |answer: super::ioctl::Answer| {
+                if answer.result < 0 && answer.data.is_empty() {
+                    return reply.error(Errno::from_i32(-answer.result));
+                }
+                reply.ioctl(answer.result, &answer.data);
+            });
+            self.fs.ioctl(Origin::from(req), fh.0, cmd, in_data, out_size, answered);
         });
-        self.fs.ioctl(Origin::from(req), fh.0, cmd, in_data, out_size, answered);
     }
 
     fn fallocate(
@@ -437,15 +436,17 @@ impl Filesystem for Fuse {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let (fs, origin) = (self.fs.clone(), Origin::from(req));
-        self.fs.waiting.run(move |_| empty(reply, fs.fallocate(origin, fh.0, offset, length, mode)));
+        guarded(|| {
+            let (fs, origin) = (self.fs.clone(), Origin::from(req));
+            self.fs.waiting.run(move |_| empty(reply, fs.fallocate(origin, fh.0, offset, length, mode)));
+        });
     }
 
     fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        match self.fs.lseek(fh.0, offset, whence) {
+        guarded(|| match self.fs.lseek(fh.0, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(e) => reply.error(e.errno()),
-        }
+        });
     }
 
     fn copy_file_range(
@@ -461,11 +462,13 @@ impl Filesystem for Fuse {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let fs = self.fs.clone();
-        let copied = move |_| match fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
-            Ok(length) => reply.written(length),
-            Err(e) => reply.error(e.errno()),
-        };
-        self.fs.waiting.run(copied);
+        guarded(|| {
+            let fs = self.fs.clone();
+            let copied = move |_| match fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
+                Ok(length) => reply.written(length),
+                Err(e) => reply.error(e.errno()),
+            };
+            self.fs.waiting.run(copied);
+        });
     }
 }
