@@ -62,11 +62,13 @@ pub(crate) struct FileSystem {
     pub(crate) applies_umask: AtomicBool,
 }
 
-/// Requests for file data that came to the daemon.
+/// Requests that the kernel answers itself where it can, as far as they came to the daemon.
 #[derive(Default)]
 pub(crate) struct Served {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
+    /// Pieces of directories.
+    pub(crate) listings: AtomicU64,
 }
 
 impl FileSystem {

@@ -191,6 +191,7 @@ impl FileSystem {
             "inodes": self.inodes.len(),
             "reads": self.served.reads.load(Ordering::Relaxed),
             "writes": self.served.writes.load(Ordering::Relaxed),
+            "listings": self.served.listings.load(Ordering::Relaxed),
         });
         format!("{stats:#}\n")
     }

@@ -9,8 +9,8 @@ use super::error::Result;
 use super::handle::Handle;
 use super::inode::{Inode, ROOT, is_virtual};
 use super::proc_path;
-use super::status::kind_of;
-use fuser::{INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use super::status::{Changes, Status, kind_of};
+use fuser::{FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
 use std::collections::VecDeque;
@@ -20,6 +20,8 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Bytes of entries that are taken from the source at once.
 const BATCH: usize = 32 * 1024;
@@ -59,17 +61,56 @@ pub(crate) struct Listed<'n> {
     pub(crate) name: &'n OsStr,
 }
 
+/// What the kernel keeps of a directory's listing, and whether that is of use.
+#[derive(Clone, Copy)]
+pub(crate) struct KeptListing {
+    /// The directory's times when it was filled.
+    changes: Changes,
+    filled: Instant,
+    /// For so many opens more the entries' attributes are taken to be wanted too.
+    wants_attributes: u8,
+}
+
+/// Opens for which a directory is remembered as one whose entries are looked at.
+const REMEMBERED: u8 = 8;
+
+/// Whether the kernel may answer this open's listing from what it kept of the last, or is to keep this one. Only while the
+/// directory's times say that it is the same. Where programs look at the entries too, a listing that brings their
+/// attributes is better than a kept one as soon as the kernel has forgotten these.
+fn keeping(inode: &Inode, file: &OwnedFd) -> Result<FopenFlags> {
+    let changes = Status::of(file)?.changes();
+    let asked = inode.asked.swap(0, Ordering::Relaxed) > 0;
+    let mut opens = inode.opens.lock();
+    if !changes.settled() {
+        opens.kept_listing = None;
+        return Ok(FopenFlags::empty());
+    }
+    let kept = opens.kept_listing.as_deref().copied();
+    let before = kept.map_or(0, |kept| kept.wants_attributes);
+    let wants_attributes = if asked { REMEMBERED } else { before.saturating_sub(1) };
+    let useful = |kept: &KeptListing| {
+        kept.changes == changes && (wants_attributes == 0 || kept.filled.elapsed() < super::attributes::KEEP)
+    };
+    let filled = kept.filter(useful).map(|kept| kept.filled);
+    let filling = filled.unwrap_or_else(Instant::now);
+    opens.kept_listing = Some(Box::new(KeptListing { changes, filled: filling, wants_attributes }));
+    let keep = if filled.is_some() { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+    Ok(FopenFlags::FOPEN_CACHE_DIR | keep)
+}
+
 impl FileSystem {
-    pub(crate) fn opendir(&self, node: u64) -> Result<u64> {
+    pub(crate) fn opendir(&self, node: u64) -> Result<(u64, FopenFlags)> {
         if is_virtual(node) {
             self.control.attributes(node)?;
-            return Ok(self.handles.insert(Handle::Directory(Arc::new(DirectoryHandle::Virtual))));
+            let handle = self.handles.insert(Handle::Directory(Arc::new(DirectoryHandle::Virtual)));
+            return Ok((handle, FopenFlags::empty()));
         }
         let inode = self.inodes.get(node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let file = rustix::fs::open(proc_path(&inode.reach()?), flags, Mode::empty())?;
+        let flags = if self.local && !inode.foreign { keeping(&inode, &file)? } else { FopenFlags::empty() };
         let directory = DirectoryHandle::Real { inode, file, ahead: Mutex::default() };
-        Ok(self.handles.insert(Handle::Directory(Arc::new(directory))))
+        Ok((self.handles.insert(Handle::Directory(Arc::new(directory))), flags))
     }
 
     pub(crate) fn readdir(&self, handle: u64, offset: u64, reply: &mut ReplyDirectory) -> Result<()> {
@@ -87,6 +128,10 @@ impl FileSystem {
 
     pub(crate) fn readdirplus(&self, handle: u64, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         let directory = self.handles.directory(handle)?;
+        if let (DirectoryHandle::Real { inode, .. }, 1..) = (&*directory, offset) {
+            // The kernel goes on with attributes only where those before were used.
+            inode.asked.fetch_add(1, Ordering::Relaxed);
+        }
         directory.list(self, offset, |listed| match self.entry_of(&directory, listed) {
             Ok((entry, counted)) => {
                 let keep = entry.attributes.keep;
@@ -131,6 +176,7 @@ impl FileSystem {
 impl DirectoryHandle {
     /// Hands entries from `offset` on to `full` until it says that it can take no more; that one is handed out again.
     fn list(&self, fs: &FileSystem, offset: u64, mut full: impl FnMut(&Listed<'_>) -> bool) -> Result<()> {
+        fs.served.listings.fetch_add(1, Ordering::Relaxed);
         let (inode, file, ahead) = match self {
             DirectoryHandle::Real { inode, file, ahead } => (inode, file, ahead),
             DirectoryHandle::Virtual => {

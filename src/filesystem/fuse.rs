@@ -304,7 +304,7 @@ impl Filesystem for Fuse {
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         guarded(|| match self.fs.opendir(ino.0) {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
             Err(e) => reply.error(e.errno()),
         });
     }

@@ -7,6 +7,7 @@ mod numbering;
 
 pub(crate) use numbering::{is_virtual, virtual_node};
 
+use super::directory::KeptListing;
 use super::error::Result;
 use super::location::{Handle, Location, Named, Reached};
 use super::status::{Place, Status};
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// The root's node id, which FUSE fixes.
 pub(crate) const ROOT: u64 = 1;
@@ -43,6 +44,8 @@ pub(crate) struct Inode {
     /// Lookups that the kernel has not yet forgotten. Raised under the table's lock, lowered under its write lock; 0
     /// means "not in the table any more".
     lookups: AtomicU64,
+    /// Of a directory: what was asked about its entries one by one since it was last opened.
+    pub(crate) asked: AtomicU32,
     pub(crate) opens: Mutex<Opens>,
 }
 
@@ -59,6 +62,8 @@ pub(crate) struct Opens {
     pub(crate) written: bool,
     /// What an inode without a descriptor of its own is reached by while it is open: it may have no name any more.
     pub(crate) kept: Option<Arc<OwnedFd>>,
+    /// Of a directory: what the kernel keeps of its listing.
+    pub(crate) kept_listing: Option<Box<KeptListing>>,
     /// Size, mtime and ctime at the last cached open: while they stay the kernel may keep its pages.
     pub(crate) seen: Option<(i64, i64, u64, i64, u64)>,
 }
@@ -142,6 +147,7 @@ impl Inodes {
             kind: FileType::Directory,
             location: Location::Descriptor(root),
             lookups: AtomicU64::new(1),
+            asked: AtomicU32::new(0),
             opens: Mutex::default(),
         };
         Inodes {
@@ -338,6 +344,7 @@ impl Table {
             kind,
             location,
             lookups: AtomicU64::new(1),
+            asked: AtomicU32::new(0),
             opens: Mutex::default(),
         });
         self.by_node.insert(node, inode.clone());

@@ -35,6 +35,7 @@ impl FileSystem {
             return self.control.lookup(parent, name);
         }
         let parent = self.directory_inode(parent)?;
+        parent.asked.fetch_add(1, Ordering::Relaxed);
         self.find(&parent, name)
     }
 

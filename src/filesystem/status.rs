@@ -12,6 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// STATX_MNT_ID_UNIQUE (linux/stat.h, since 6.8): a number that no later mount gets again.
 const UNIQUE_MOUNT: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
+/// Longer than a tick of the clock with which a file system of this machine stamps (10 ms with HZ=100).
+const TICK: Duration = Duration::from_millis(100);
+
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::MNT_ID).union(UNIQUE_MOUNT);
 
 /// A file's attributes at one moment.
@@ -24,6 +27,21 @@ pub(crate) struct Place {
     /// 0 where the kernel does not tell (before Linux 5.8).
     pub(crate) mount: u64,
     pub(crate) file: FileId,
+}
+
+/// Seconds and nanoseconds since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Changes {
+    modified: (i64, u32),
+    changed: (i64, u32),
+}
+
+impl Changes {
+    /// Whether a change that comes now gets other times: these are older than any clock's tick.
+    pub(crate) fn settled(&self) -> bool {
+        let (seconds, nanoseconds) = self.modified.max(self.changed);
+        SystemTime::now().duration_since(time(seconds, nanoseconds)).is_ok_and(|age| age > TICK)
+    }
 }
 
 impl Status {
@@ -43,6 +61,12 @@ impl Status {
         let device = libc::makedev(self.0.stx_dev_major, self.0.stx_dev_minor);
         let file = FileId { device, inode: self.0.stx_ino };
         Place { mount: if told { self.0.stx_mnt_id } else { 0 }, file }
+    }
+
+    /// The last change of the content and of anything at all. A directory's tell whether it is still the same.
+    pub(crate) fn changes(&self) -> Changes {
+        let at = |t: &rustix::fs::StatxTimestamp| (t.tv_sec, t.tv_nsec);
+        Changes { modified: at(&self.0.stx_mtime), changed: at(&self.0.stx_ctime) }
     }
 
     pub(crate) fn kind(&self) -> FileType {

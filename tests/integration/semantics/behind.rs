@@ -50,6 +50,37 @@ fn new_names_and_listings_are_seen_at_once() {
 }
 
 #[test]
+fn a_listing_that_the_kernel_keeps_is_given_up_at_the_next_open_after_a_change() {
+    for mounted in mounts() {
+        let folder = mounted.source.join("d");
+        fs::create_dir(&folder).expect("made");
+        for i in 0..500 {
+            File::create(folder.join(format!("f{i}"))).expect("created");
+        }
+        let seen = mounted.mountpoint.join("d");
+        let asked = || mounted.stats()["mount"]["listings"].as_u64().expect("a number");
+        let mut kept = 0;
+        for round in 0..10 {
+            // A directory that has just changed is not kept: its times might not tell of the next change.
+            std::thread::sleep(Duration::from_millis(150));
+            let before = names(&seen);
+            let asked_before = asked();
+            assert_eq!(names(&seen), before);
+            kept += u64::from(asked() == asked_before);
+            match round % 3 {
+                0 => drop(File::create(folder.join(format!("new{round}"))).expect("created")),
+                1 => fs::remove_file(folder.join(format!("f{round}"))).expect("removed"),
+                _ => fs::rename(folder.join(format!("f{round}")), folder.join(format!("r{round}"))).expect("renamed"),
+            }
+            let after = names(&seen);
+            assert_eq!(after, names(&folder), "round {round}");
+            assert_ne!(after, before);
+        }
+        assert!(kept >= 5, "the control: the kernel answered {kept} of 10 itself");
+    }
+}
+
+#[test]
 fn what_became_of_a_known_name_is_seen_within_a_second() {
     for mounted in mounts() {
         let path = mounted.file("f", b"old");
