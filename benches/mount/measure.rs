@@ -57,52 +57,54 @@ pub fn run() {
     io::stdin().read_to_string(&mut text).expect("the plan");
     let plan = Plan::from_json(&text).expect("the plan");
     for row in all() {
-        let wanted = plan.rows.is_empty() || plan.rows.iter().any(|word| row.name.contains(word.as_str()));
+        let has = |word: &String| row.names.iter().any(|name| name.contains(word.as_str()));
+        let wanted = plan.rows.is_empty() || plan.rows.iter().any(has);
         if wanted && (row.for_ordinary_user || !plan.ordinary_user) {
             let begun = Instant::now();
-            let measured = measure(&row, &plan);
-            eprintln!("{:<34} {:5.1} s", row.name, begun.elapsed().as_secs_f64());
-            // Who reads it may have gone; then nobody wants the rest either.
-            if writeln!(io::stdout(), "{}", measured.to_json()).is_err() {
-                return;
+            let parts = measure(&row, &plan);
+            eprintln!("{:<37}{:6.1} s", row.names.join(", "), begun.elapsed().as_secs_f64());
+            for measured in parts {
+                // Who reads it may have gone; then nobody wants the rest either.
+                if writeln!(io::stdout(), "{}", measured.to_json()).is_err() {
+                    return;
+                }
             }
         }
     }
 }
 
-fn measure(row: &Row, plan: &Plan) -> Measured {
-    let mut measured = Measured {
-        name: row.name.into(),
-        unit: row.unit,
-        count: 0,
-        seconds: BTreeMap::new(),
-        refused: plan.subjects.iter().filter_map(|s| Some((s.name.clone(), s.refused.clone()?))).collect(),
-    };
+fn measure(row: &Row, plan: &Plan) -> Vec<Measured> {
+    let mut refused: BTreeMap<String, String> =
+        plan.subjects.iter().filter_map(|s| Some((s.name.clone(), s.refused.clone()?))).collect();
+    let mut seconds = vec![BTreeMap::<String, Vec<f64>>::new(); row.names.len()];
+    let mut count = 0;
     if let Err(e) = (row.prepare)(plan) {
-        for subject in &plan.subjects {
-            measured.refused.insert(subject.name.clone(), format!("cannot be prepared: {e}"));
-        }
-        return measured;
-    }
-    measured.count = calibrate(row, plan, &mut measured.refused);
-    for round in 0..plan.rounds {
-        for turn in 0..plan.subjects.len() {
-            let subject = &plan.subjects[(round + turn) % plan.subjects.len()];
-            if measured.refused.contains_key(&subject.name) {
+        refused = plan.subjects.iter().map(|s| (s.name.clone(), format!("cannot be prepared: {e}"))).collect();
+    } else {
+        count = calibrate(row, plan, &mut refused);
+        for turn in 0..plan.rounds * plan.subjects.len() {
+            let (round, place) = (turn / plan.subjects.len(), turn % plan.subjects.len());
+            let subject = &plan.subjects[(round + place) % plan.subjects.len()];
+            if refused.contains_key(&subject.name) {
                 continue;
             }
-            match (row.measure)(&Site { root: &subject.root, plan }, measured.count) {
-                Ok(took) => measured.seconds.entry(subject.name.clone()).or_default().push(took.as_secs_f64()),
+            match (row.measure)(&Site { root: &subject.root, plan }, count) {
+                Ok(parts) => {
+                    for (seconds, took) in seconds.iter_mut().zip(parts) {
+                        seconds.entry(subject.name.clone()).or_default().push(took.as_secs_f64());
+                    }
+                }
                 Err(e) => {
-                    measured.refused.insert(subject.name.clone(), e.to_string());
+                    refused.insert(subject.name.clone(), e.to_string());
                 }
             }
         }
     }
-    for refused in measured.refused.keys() {
-        measured.seconds.remove(refused);
-    }
-    measured
+    let parts = row.names.iter().zip(seconds).map(|(name, mut seconds)| {
+        seconds.retain(|subject, _| !refused.contains_key(subject));
+        Measured { name: name.to_string(), unit: row.unit, count, seconds, refused: refused.clone() }
+    });
+    parts.collect()
 }
 
 /// How often the operation is repeated. Tries it on every subject.
@@ -115,10 +117,11 @@ fn calibrate(row: &Row, plan: &Plan, refused: &mut BTreeMap<String, String>) -> 
             continue;
         }
         let site = Site { root: &subject.root, plan };
-        let mut tried = (row.measure)(&site, count);
+        let trial = |count| Ok((row.measure)(&site, count)?.iter().sum::<Duration>());
+        let mut tried: io::Result<Duration> = trial(count);
         while subject.name == NATIVE && row.repeats && tried.as_ref().is_ok_and(|took| *took < TRIAL) {
             count *= 2;
-            tried = (row.measure)(&site, count);
+            tried = trial(count);
         }
         match tried {
             Ok(took) if subject.name == NATIVE => native = took,

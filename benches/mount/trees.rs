@@ -67,22 +67,14 @@ fn timed(command: &mut Command) -> io::Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Unpacks and removes through the same subject: how long each took.
-fn unpack_and_remove(site: &Site<'_>) -> io::Result<(Duration, Duration)> {
+/// Unpacks and removes through the same subject.
+pub fn untar_and_remove(site: &Site<'_>, _count: usize) -> io::Result<Vec<Duration>> {
     let folder = site.root.join("unpacked");
     site.sync()?;
     let unpacked = timed(Command::new("tar").arg("-C").arg(&folder).arg("-xf").arg(tar_file(site.plan)))?;
     site.sync()?;
     let removed = timed(Command::new("rm").arg("-r").arg(folder.join("tree")))?;
-    Ok((unpacked, removed))
-}
-
-pub fn untar(site: &Site<'_>, _count: usize) -> io::Result<Duration> {
-    Ok(unpack_and_remove(site)?.0)
-}
-
-pub fn remove(site: &Site<'_>, _count: usize) -> io::Result<Duration> {
-    Ok(unpack_and_remove(site)?.1)
+    Ok(vec![unpacked, removed])
 }
 
 fn git(repository: &Path) -> Command {
