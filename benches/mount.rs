@@ -89,6 +89,9 @@ fn bench(settings: &Settings) -> Result<(), String> {
     let source = folder.path().join("source");
     std::fs::create_dir(&source).map_err(failed)?;
     if settings.ordinary_user {
+        if !rustix::process::geteuid().is_root() {
+            return Err("BENCH_USER=1 needs root: only root can measure as somebody else".into());
+        }
         chown(&source, Some(NOBODY), Some(NOBODY)).map_err(failed)?;
     }
     // Declared after the folder: the mounts are taken away before what they front.

@@ -25,7 +25,7 @@ const BINDFS_OPTIONS: &[&str] = &["-f", "--multithreaded"];
 /// Page cache like a native file's (kept over a close while size and time are the same), inode numbers as they are, no
 /// question for security.capability before each write, and no branch refused for being nearly full: what mergerfs'
 /// documentation advises for speed, short of what breaks programs (`xattr=nosys`) or delays writes (`cache.writeback`).
-const MERGERFS_OPTIONS: &str = "allow_other,cache.files=auto-full,dropcacheonclose=false,inodecalc=passthrough,\
+const MERGERFS_OPTIONS: &str = "cache.files=auto-full,dropcacheonclose=false,inodecalc=passthrough,\
                                 security_capability=false,category.create=ff,minfreespace=0";
 
 /// One thing to measure.
@@ -95,10 +95,15 @@ pub fn mount_all(folder: &Path, source: &Path) -> Result<Vec<Subject>, String> {
 pub fn mount(name: &'static str, folder: &Path, source: &Path) -> Result<Subject, String> {
     let root = folder.join(name);
     std::fs::create_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
+    // Only root may let others in without asking the administrator.
+    let for_others = rustix::process::geteuid().is_root();
     let mut command = match name {
         WARPFS | WARPFS_DAEMON => {
             let mut command = Command::new(env!("CARGO_BIN_EXE_warpfs"));
-            command.args(["mount", "--foreground", "--device", "host", "--allow-other"]);
+            command.args(["mount", "--foreground", "--device", "host"]);
+            if for_others {
+                command.arg("--allow-other");
+            }
             if name == WARPFS_DAEMON {
                 command.arg("--no-passthrough");
             }
@@ -116,6 +121,9 @@ pub fn mount(name: &'static str, folder: &Path, source: &Path) -> Result<Subject
         _ => {
             let mut command = Command::new(MERGERFS);
             command.args(["-f", "-o", MERGERFS_OPTIONS]);
+            if for_others {
+                command.args(["-o", "allow_other"]);
+            }
             command
         }
     };
