@@ -2,7 +2,8 @@
 //! through bindfs and through mergerfs. `make bench-mount`; the settings are in [`Settings`].
 //!
 //! This process mounts the subjects and takes them away again whatever happens; a child, which may be killed or be
-//! another user, measures them. So nothing here ever waits for a mount without a deadline.
+//! another user, measures them. So nothing here ever waits for a mount without a deadline. On a machine that others use
+//! `chrt -r 1 make bench-mount` keeps them out: it is inherited by every subject alike, and makes each wake-up dearer.
 
 #[path = "mount/machine.rs"]
 mod machine;
