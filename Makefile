@@ -14,7 +14,8 @@ HELPERS ?= $(if $(filter /usr /usr/local /opt /opt/%,$(PREFIX)),$(sbin))
 CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help demo test check bench install clean build dependencies check-dependencies demo-dependencies
+.PHONY: help demo test check bench bench-mount install clean build dependencies check-dependencies demo-dependencies \
+    bench-dependencies
 
 help:
 	@echo 'make demo     mount a real directory, have a file of it in device memory, prove it byte for byte'
@@ -22,6 +23,8 @@ help:
 	@echo 'make test     build and run every test; DEVICE=cuda:0 runs them on a GPU'
 	@echo 'make check    format, lints, documentation, dependencies, header: what every commit must pass'
 	@echo 'make bench    how fast device memory is filled from the page cache; DEVICE=cuda:0 on a GPU'
+	@echo 'make bench-mount  the mount beside the native directory, bindfs and mergerfs; some ten minutes, best as root'
+	@echo '              ROUNDS=9, ROWS=read,stat, JSON=FILE, WARPFS_BENCH_DIR=DIR, BENCH_USER=1, MILLION=1'
 	@echo 'make build    the release build'
 	@echo 'make install  install it under PREFIX=$(PREFIX) (DESTDIR is put before it)'
 	@echo 'make clean    remove what was built'
@@ -32,6 +35,9 @@ dependencies:
 
 demo-dependencies:
 	@mount-scripts/install-dependencies.sh demo
+
+bench-dependencies:
+	@mount-scripts/install-dependencies.sh bench
 
 check-dependencies:
 	@mount-scripts/install-dependencies.sh check
@@ -68,6 +74,10 @@ check: check-dependencies
 
 bench: dependencies
 	DEVICE='$(or $(DEVICE),host)' $(CARGO) bench --locked --bench transfer
+
+# Its settings are in benches/mount.rs; what stands on make's command line is in the environment too.
+bench-mount: bench-dependencies
+	$(CARGO) bench --locked --bench mount
 
 # Under sudo it builds nothing, so that root leaves no files in the build directory: run `make build` before it.
 install:

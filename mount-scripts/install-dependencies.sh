@@ -2,10 +2,11 @@
 # Installs what building, testing and showing warpfs takes, on Debian and Ubuntu, by package name. Does nothing where
 # everything is there. System packages are installed as root or through sudo; the Rust toolchain is the user's own.
 #
-#   install-dependencies.sh [demo] [check]
+#   install-dependencies.sh [demo] [check] [bench]
 #
 #   demo     also Python and pip, with which the demo fetches its model
 #   check    also rustfmt and clippy
+#   bench    also bindfs and mergerfs, which the mount is compared with, and git, which it is measured with
 set -euo pipefail
 
 RUST_NEEDED=1.88
@@ -17,12 +18,13 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # True if version $1 is $2 or newer.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-want_demo=no want_check=no
+want_demo=no want_check=no want_bench=no
 for word in "$@"; do
     case $word in
         demo) want_demo=yes ;;
         check) want_check=yes ;;
-        *) echo "usage: install-dependencies.sh [demo] [check]" >&2; exit 2 ;;
+        bench) want_bench=yes ;;
+        *) echo "usage: install-dependencies.sh [demo] [check] [bench]" >&2; exit 2 ;;
     esac
 done
 
@@ -43,6 +45,11 @@ missing_packages() {
     if [ "$want_demo" = yes ]; then
         have python3 || echo python3
         python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    fi
+    if [ "$want_bench" = yes ]; then
+        have bindfs || echo bindfs
+        have mergerfs || echo mergerfs
+        have git || echo git
     fi
 }
 
