@@ -20,6 +20,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The caller's open flags that the real descriptor shares. O_APPEND is decided at each write and O_DIRECT would only
 /// bind our buffers; under passthrough the kernel opens the file again with all of the caller's own flags.
@@ -131,7 +132,10 @@ impl FileSystem {
         }
         if writes(flags) {
             self.cache.changed(inode.id);
-            entry.attributes.keep = std::time::Duration::ZERO;
+            if entry.attributes.attr.size > 0 {
+                entry.attributes.keep = Duration::ZERO;
+            }
+            // To an empty file nobody can store through a mapping, and of all else the kernel hears itself.
         }
         let opened = self.opened(inode, file, flags, register);
         Ok((entry, opened))

@@ -2,6 +2,9 @@
 //! is here, so that everything is tested without FUSE. A panic ends its request and nothing else.
 
 mod reply;
+mod workers;
+
+pub(crate) use workers::Workers;
 
 use super::FileSystem;
 use super::attributes::Change;
@@ -20,7 +23,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
-use reply::{attributes, empty, entry, guarded, open_flags, opened, value};
+use reply::{attributes, empty, entry, open_flags, opened, value};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -37,6 +40,7 @@ pub(crate) struct Fuse {
     /// From INIT: whether passthrough is on, and why not.
     pub(crate) reason: Arc<Mutex<String>>,
     pub(crate) end: Arc<End>,
+    pub(crate) workers: Arc<Workers>,
 }
 
 thread_local! {
@@ -56,19 +60,20 @@ impl Filesystem for Fuse {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded(|| {
+        self.workers.serve(|| {
             entry(reply, self.fs.lookup(parent.0, name));
         });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
-        guarded(|| {
+        // One of many in a request, perhaps.
+        workers::caught(|| {
             self.fs.inodes.forget(ino.0, nlookup);
         });
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        guarded(|| {
+        self.workers.serve(|| {
             attributes(reply, self.fs.getattr(ino.0));
         });
     }
@@ -91,45 +96,45 @@ impl Filesystem for Fuse {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             let change = Change { mode, uid, gid, size, atime, mtime };
             attributes(reply, self.fs.setattr(Origin::from(req), ino.0, fh.map(|fh| fh.0), change));
         });
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded(|| match self.fs.readlink(ino.0) {
+        self.workers.serve(|| match self.fs.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(e) => reply.error(e.errno()),
         });
     }
 
     fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
-        guarded(|| {
+        self.workers.serve(|| {
             entry(reply, self.fs.mknod(Origin::from(req), parent.0, name, Made { mode, umask }, rdev));
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        guarded(|| {
+        self.workers.serve(|| {
             entry(reply, self.fs.mkdir(Origin::from(req), parent.0, name, Made { mode, umask }));
         });
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             empty(reply, self.fs.unlink(parent.0, name));
         });
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             empty(reply, self.fs.rmdir(parent.0, name));
         });
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
-        guarded(|| {
+        self.workers.serve(|| {
             entry(reply, self.fs.symlink(Origin::from(req), parent.0, link_name, target));
         });
     }
@@ -144,19 +149,19 @@ impl Filesystem for Fuse {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             empty(reply, self.fs.rename(parent.0, name, newparent.0, newname, flags.bits()));
         });
     }
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        guarded(|| {
+        self.workers.serve(|| {
             entry(reply, self.fs.link(ino.0, newparent.0, newname));
         });
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        guarded(|| {
+        self.workers.serve(|| {
             if is_virtual(ino.0) {
                 return match self.fs.open_control(Origin::from(req), ino.0, flags.0) {
                     // A stream: a descriptor that wrote lines reads results from their beginning.
@@ -192,7 +197,7 @@ impl Filesystem for Fuse {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             let made = Made { mode, umask };
             match self.fs.create(Origin::from(req), parent.0, name, made, flags, |fd| reply.open_backing(fd)) {
                 Ok((entry, opened)) => {
@@ -220,7 +225,7 @@ impl Filesystem for Fuse {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
                 return reply.data(&self.fs.read_control(&control, offset, size as usize));
             }
@@ -248,7 +253,7 @@ impl Filesystem for Fuse {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             if let Ok(Handle::Control(control)) = self.fs.handles.get(fh.0) {
                 let length = data.len() as u32;
                 let answered = Box::new(move |done: Result<()>| match done {
@@ -272,7 +277,7 @@ impl Filesystem for Fuse {
     }
 
     fn flush(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
-        guarded(|| match self.fs.handles.get(fh.0) {
+        self.workers.serve(|| match self.fs.handles.get(fh.0) {
             Ok(Handle::Control(control)) => self.fs.flush_control(&control, Box::new(move |done| empty(reply, done))),
             Ok(_) => empty(reply, self.fs.flush(fh.0)),
             Err(e) => reply.error(e.errno()),
@@ -289,56 +294,56 @@ impl Filesystem for Fuse {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             self.fs.release(fh.0);
             reply.ok();
         });
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             let fs = self.fs.clone();
             self.fs.waiting.run(move |_| empty(reply, fs.fsync(fh.0, datasync)));
         });
     }
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        guarded(|| match self.fs.opendir(ino.0) {
+        self.workers.serve(|| match self.fs.opendir(ino.0) {
             Ok((handle, flags)) => reply.opened(FileHandle(handle), flags),
             Err(e) => reply.error(e.errno()),
         });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        guarded(|| match self.fs.readdir(fh.0, offset, &mut reply) {
+        self.workers.serve(|| match self.fs.readdir(fh.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e.errno()),
         });
     }
 
     fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        guarded(|| match self.fs.readdirplus(fh.0, offset, &mut reply) {
+        self.workers.serve(|| match self.fs.readdirplus(fh.0, offset, &mut reply) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e.errno()),
         });
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             self.fs.handles.remove(fh.0);
             reply.ok();
         });
     }
 
     fn fsyncdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             let fs = self.fs.clone();
             self.fs.waiting.run(move |_| empty(reply, fs.fsyncdir(fh.0, datasync)));
         });
     }
 
     fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        guarded(|| match self.fs.statfs(ino.0) {
+        self.workers.serve(|| match self.fs.statfs(ino.0) {
             Ok(s) => reply.statfs(
                 s.f_blocks,
                 s.f_bfree,
@@ -363,7 +368,7 @@ impl Filesystem for Fuse {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        guarded(|| match trigger(name) {
+        self.workers.serve(|| match trigger(name) {
             Some(name) => {
                 let answered = Box::new(move |answer: crate::failure::Result<Vec<u8>>| {
                     empty(reply, answer.map(|_| ()).map_err(|f| only_errno(&f)));
@@ -375,7 +380,7 @@ impl Filesystem for Fuse {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        guarded(|| match trigger(name) {
+        self.workers.serve(|| match trigger(name) {
             Some(name) => {
                 let answered = Box::new(move |answer: crate::failure::Result<Vec<u8>>| {
                     value(reply, size, answer.map_err(|f| only_errno(&f)));
@@ -387,19 +392,19 @@ impl Filesystem for Fuse {
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded(|| {
+        self.workers.serve(|| {
             value(reply, size, self.fs.listxattr(Origin::from(req), ino.0));
         });
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             empty(reply, self.fs.removexattr(ino.0, name));
         });
     }
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        guarded(|| {
+        self.workers.serve(|| {
             reply.ok(); // the kernel checks, and does not ask
         });
     }
@@ -415,7 +420,7 @@ impl Filesystem for Fuse {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             let answered = Box::new(move |answer: super::ioctl::Answer| {
                 if answer.result < 0 && answer.data.is_empty() {
                     return reply.error(Errno::from_i32(-answer.result));
@@ -436,14 +441,14 @@ impl Filesystem for Fuse {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             let (fs, origin) = (self.fs.clone(), Origin::from(req));
             self.fs.waiting.run(move |_| empty(reply, fs.fallocate(origin, fh.0, offset, length, mode)));
         });
     }
 
     fn lseek(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        guarded(|| match self.fs.lseek(fh.0, offset, whence) {
+        self.workers.serve(|| match self.fs.lseek(fh.0, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(e) => reply.error(e.errno()),
         });
@@ -462,7 +467,7 @@ impl Filesystem for Fuse {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        guarded(|| {
+        self.workers.serve(|| {
             let fs = self.fs.clone();
             let copied = move |_| match fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
                 Ok(length) => reply.written(length),

@@ -6,7 +6,7 @@ mod checks;
 
 use super::FileSystem;
 use super::control::{Control, Queue};
-use super::fuse::Fuse;
+use super::fuse::{Fuse, Workers};
 use super::handle::Handles;
 use super::inode::Inodes;
 use super::status::Status;
@@ -106,6 +106,7 @@ pub fn mount(options: &MountOptions, cache: Arc<Cache>, facts: Facts) -> Result<
         depth: if kind == OVERLAYFS_MAGIC { 2 } else { 1 },
         reason: reason.clone(),
         end: end.clone(),
+        workers: Workers::new(config.n_threads.unwrap_or(1)),
     };
 
     let session = Session::new(adapter, &options.mountpoint, &config).map_err(|e| {
@@ -234,12 +235,12 @@ fn session_config(options: &MountOptions, forbids: StatVfsMountFlags) -> Config 
     if forbids.contains(StatVfsMountFlags::NOEXEC) {
         wanted.push(MountOption::NoExec);
     }
-    // More than the processors: a worker may wait for a disk, or for somebody's lease.
+    // Many more than the processors: a worker may wait for a disk. Who is not needed is parked.
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let mut config = Config::default();
     config.mount_options = wanted;
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
-    config.n_threads = Some((2 * cores).clamp(8, 32));
+    config.n_threads = Some((4 * cores).clamp(16, 64));
     config.clone_fd = true;
     config
 }

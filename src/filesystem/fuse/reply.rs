@@ -1,18 +1,9 @@
-//! Results into replies, and what becomes of a panic. Called by the adapter's methods.
+//! Results into replies. Called by the adapter's methods.
 
 use super::super::attributes::{Attributes, Entry, KEEP};
 use super::super::data::Opened;
 use super::super::error::{Reason, Result};
 use fuser::{Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyXattr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Runs one request. A defect that panics is that request's end (its reply says EIO when it is dropped) and not its
-/// worker's, of which there are few; the mount goes on. No lock stays locked: ours are released by unwinding.
-pub(super) fn guarded(request: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(request)).is_err() {
-        tracing::error!("a request ended in a panic (see above); please report it");
-    }
-}
 
 pub(super) fn entry(reply: ReplyEntry, found: Result<Entry>) {
     match found {
@@ -62,17 +53,4 @@ pub(super) fn open_flags(opened: &Opened) -> FopenFlags {
     flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.backing.is_none() && opened.keep_cache);
     flags.set(FopenFlags::FOPEN_NOFLUSH, opened.closes_silently);
     flags
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_ends_its_request_only() {
-        guarded(|| panic!("on purpose, in a test"));
-        let mut done = false;
-        guarded(|| done = true);
-        assert!(done);
-    }
 }
