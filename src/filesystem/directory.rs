@@ -23,8 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Bytes of entries that are taken from the source at once.
-const BATCH: usize = 32 * 1024;
+/// Bytes of entries that are taken from the source at once: as many entries as fit into the 32 KiB in which the C library
+/// asks for them, where each takes some bytes more.
+const BATCH: usize = 24 * 1024;
 
 /// An open directory; of the virtual one there is nothing to keep.
 pub(crate) enum DirectoryHandle {
@@ -147,6 +148,18 @@ impl FileSystem {
         })
     }
 
+    /// While the kernel hands a piece of a listing out, the next is read. What goes wrong now is said when it is asked for.
+    pub(crate) fn read_ahead(&self, handle: u64) {
+        let Ok(directory) = self.handles.directory(handle) else { return };
+        if let DirectoryHandle::Real { file, ahead, .. } = &*directory
+            && let Some(mut ahead) = ahead.try_lock()
+            && ahead.entries.is_empty()
+            && ahead.at != 0
+        {
+            let _ = ahead.read(file);
+        }
+    }
+
     /// The entry, and whether its lookup was counted.
     fn entry_of(&self, directory: &DirectoryHandle, listed: &Listed<'_>) -> Result<(Entry, bool)> {
         let DirectoryHandle::Real { inode, .. } = directory else {
@@ -196,7 +209,9 @@ impl DirectoryHandle {
             ahead.at = offset;
         }
         let hides = inode.node == ROOT;
-        loop {
+        let mut given = false;
+        // One batch for a request: the next is read while the kernel hands this one out.
+        while !given {
             if ahead.entries.is_empty() && !ahead.read(file)? {
                 return Ok(());
             }
@@ -206,10 +221,12 @@ impl DirectoryHandle {
                 if !hidden && full(&Listed { number, next, kind, name }) {
                     return Ok(());
                 }
+                given |= !hidden;
                 ahead.at = next;
                 ahead.entries.pop_front();
             }
         }
+        Ok(())
     }
 }
 

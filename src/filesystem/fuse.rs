@@ -316,14 +316,20 @@ impl Filesystem for Fuse {
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.workers.serve(|| match self.fs.readdir(fh.0, offset, &mut reply) {
-            Ok(()) => reply.ok(),
+            Ok(()) => {
+                reply.ok();
+                self.fs.read_ahead(fh.0);
+            }
             Err(e) => reply.error(e.errno()),
         });
     }
 
     fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         self.workers.serve(|| match self.fs.readdirplus(fh.0, offset, &mut reply) {
-            Ok(()) => reply.ok(),
+            Ok(()) => {
+                reply.ok();
+                self.fs.read_ahead(fh.0);
+            }
             Err(e) => reply.error(e.errno()),
         });
     }
