@@ -123,8 +123,8 @@ impl FileSystem {
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
         let at = parent.reach()?;
         let file = self.make(origin, made, || rustix::fs::openat(&at, name, wanted, mode))?;
-        let path = path_to(&file, &at, name)?;
-        let mut entry = self.entry(path, &parent, name)?;
+        let (path, status) = path_to(&file, &at, name)?;
+        let mut entry = self.entry(path, status, &parent, name)?;
         let inode = self.inodes.get(entry.node)?;
         if inode.kind != FileType::RegularFile {
             self.inodes.forget(entry.node, 1);
@@ -156,10 +156,8 @@ impl FileSystem {
             rustix::fs::open(proc_path(&file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok().map(Arc::new)
         };
         let mut refused = None;
-        let stat = rustix::fs::fstat(&file).ok();
-        let now = stat.map(|s| (s.st_size, s.st_mtime, s.st_mtime_nsec, s.st_ctime, s.st_ctime_nsec));
         let (backing, keep_cache) = {
-            // Registering is a short ioctl that waits for nothing, and two opens must not register twice.
+            // Registering and statx are short and wait for nothing, and two opens must not register twice.
             let mut opens = inode.opens.lock();
             if opens.mode.is_none() {
                 let wanted = self.passes_through() && !opens.refused;
@@ -179,7 +177,9 @@ impl FileSystem {
                 Some(OpenMode::Passthrough(backing)) => Some(backing.clone()),
                 _ => None,
             };
-            let keep_cache = backing.is_none() && now.is_some() && opens.seen == now;
+            let status = if backing.is_none() { Status::of(&file).ok() } else { None };
+            let now = status.map(|status| status.content());
+            let keep_cache = now.is_some() && opens.seen == now;
             opens.seen = now;
             (backing, keep_cache)
         };
@@ -340,11 +340,14 @@ impl FileSystem {
 }
 
 /// An O_PATH descriptor of `file`, which was found as `name` a moment ago: by that name if it is still there.
-fn path_to(file: &OwnedFd, at: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
-    let named = rustix::fs::openat(at, name, FOUND, Mode::empty());
-    match named {
-        Ok(named) if Status::of(&named)?.place() == Status::of(file)?.place() => Ok(named),
-        _ => rustix::fs::open(proc_path(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()),
+fn path_to(file: &OwnedFd, at: impl AsFd, name: &OsStr) -> Result<(OwnedFd, Status)> {
+    let status = Status::of(file)?;
+    match rustix::fs::openat(at, name, FOUND, Mode::empty()) {
+        Ok(named) if Status::of(&named)?.place() == status.place() => Ok((named, status)),
+        _ => {
+            let path = rustix::fs::open(proc_path(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            Ok((path, status))
+        }
     }
 }
 

@@ -65,9 +65,10 @@ pub(crate) struct Listed<'n> {
 /// What the kernel keeps of a directory's listing, and whether that is of use.
 #[derive(Clone, Copy)]
 pub(crate) struct KeptListing {
-    /// The directory's times when it was filled.
+    /// The directory's times when it was last opened.
     changes: Changes,
-    filled: Instant,
+    /// When the kernel was told to keep it. Not at the first time: keeping costs more than a listing gains by it.
+    filled: Option<Instant>,
     /// For so many opens more the entries' attributes are taken to be wanted too.
     wants_attributes: u8,
 }
@@ -89,14 +90,15 @@ fn keeping(inode: &Inode, file: &OwnedFd) -> Result<FopenFlags> {
     let kept = opens.kept_listing.as_deref().copied();
     let before = kept.map_or(0, |kept| kept.wants_attributes);
     let wants_attributes = if asked { REMEMBERED } else { before.saturating_sub(1) };
-    let useful = |kept: &KeptListing| {
-        kept.changes == changes && (wants_attributes == 0 || kept.filled.elapsed() < super::attributes::KEEP)
-    };
-    let filled = kept.filter(useful).map(|kept| kept.filled);
-    let filling = filled.unwrap_or_else(Instant::now);
+    let same = kept.filter(|kept| kept.changes == changes);
+    let filled = same.and_then(|kept| kept.filled);
+    let useful = filled.filter(|filled| wants_attributes == 0 || filled.elapsed() < super::attributes::KEEP);
+    let filling = useful.or_else(|| same.map(|_| Instant::now()));
     opens.kept_listing = Some(Box::new(KeptListing { changes, filled: filling, wants_attributes }));
-    let keep = if filled.is_some() { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
-    Ok(FopenFlags::FOPEN_CACHE_DIR | keep)
+    let mut flags = FopenFlags::empty();
+    flags.set(FopenFlags::FOPEN_CACHE_DIR, filling.is_some());
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, useful.is_some());
+    Ok(flags)
 }
 
 impl FileSystem {

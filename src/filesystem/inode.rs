@@ -10,7 +10,7 @@ pub(crate) use numbering::{is_virtual, virtual_node};
 use super::directory::KeptListing;
 use super::error::Result;
 use super::location::{Handle, Location, Named, Reached};
-use super::status::{Place, Status};
+use super::status::{Changes, Place, Status};
 use crate::source::FileId;
 use fuser::BackingId;
 use numbering::Numbering;
@@ -65,7 +65,7 @@ pub(crate) struct Opens {
     /// Of a directory: what the kernel keeps of its listing.
     pub(crate) kept_listing: Option<Box<KeptListing>>,
     /// Size, mtime and ctime at the last cached open: while they stay the kernel may keep its pages.
-    pub(crate) seen: Option<(i64, i64, u64, i64, u64)>,
+    pub(crate) seen: Option<(u64, Changes)>,
 }
 
 #[derive(Clone)]
@@ -112,6 +112,8 @@ pub(crate) struct Inodes {
     /// With more inodes than this that have a descriptor, new ones are reached by file handles or names.
     most_descriptors: usize,
     descriptors: AtomicUsize,
+    /// Inodes that are reached by name.
+    named: AtomicUsize,
     /// The source's file system, to open its handles with; `None` where that is not possible.
     file_system: Option<Arc<OwnedFd>>,
     /// The source's own mount.
@@ -159,6 +161,7 @@ impl Inodes {
             }),
             most_descriptors,
             descriptors: AtomicUsize::new(1),
+            named: AtomicUsize::new(0),
             file_system,
             mount: place.mount,
             device: place.file.device,
@@ -224,7 +227,10 @@ impl Inodes {
             return known; // `descriptor` is closed after the lock is released
         }
         let foreign = place.mount != self.mount;
-        let bare = foreign || self.descriptors.load(Ordering::Relaxed) >= self.most_descriptors;
+        // A directory is reached for every name in it, so it has a descriptor where files have none any more.
+        let most = self.most_descriptors;
+        let most = if status.kind() == FileType::Directory { most } else { most - most / 4 };
+        let bare = foreign || self.descriptors.load(Ordering::Relaxed) >= most;
         let mut handle = if bare { Handle::of(&descriptor) } else { None };
         let mut asked = bare;
         loop {
@@ -266,10 +272,19 @@ impl Inodes {
             (Some(Some(handle)), Some(mount)) => Location::Handle(Box::new(handle), mount.clone()),
             (Some(handle), _) => Location::Named(Named::new(parent.clone(), name, place, handle.map(Box::new))),
         };
-        if matches!(location, Location::Descriptor(_)) {
-            self.descriptors.fetch_add(1, Ordering::Relaxed);
+        if let Some(counter) = self.counter(&location) {
+            counter.fetch_add(1, Ordering::Relaxed);
         }
         table.insert(place, foreign, status.kind(), location)
+    }
+
+    /// Where inodes that are reached in this way are counted.
+    fn counter(&self, location: &Location) -> Option<&AtomicUsize> {
+        match location {
+            Location::Descriptor(_) => Some(&self.descriptors),
+            Location::Named(_) => Some(&self.named),
+            Location::Handle(..) => None,
+        }
     }
 
     /// A rename through the mount has put what is `descriptor` (O_PATH) at this name.
@@ -281,10 +296,9 @@ impl Inodes {
         }
     }
 
-    /// Whether names count: some inode may be reached by one.
-    pub(crate) fn by_name(&self, parent: &Inode) -> bool {
-        let full = self.descriptors.load(Ordering::Relaxed) >= self.most_descriptors;
-        parent.foreign || (full && self.file_system.is_none())
+    /// Whether names count: some inode is reached by one.
+    pub(crate) fn by_name(&self) -> bool {
+        self.named.load(Ordering::Relaxed) > 0
     }
 
     /// The kernel gave `count` lookups of `node` back.
@@ -296,8 +310,8 @@ impl Inodes {
             let mut table = self.table.write();
             (table.forget(node, count), table.shrink())
         };
-        if removed.as_ref().is_some_and(|inode| inode.has_descriptor()) {
-            self.descriptors.fetch_sub(1, Ordering::Relaxed);
+        if let Some(counter) = removed.as_ref().and_then(|inode| self.counter(&inode.location)) {
+            counter.fetch_sub(1, Ordering::Relaxed);
         }
         drop(removed); // closes the descriptor, outside the lock
         if shrunk {
@@ -434,7 +448,7 @@ mod tests {
             // Another name, through the mount.
             std::fs::rename(&path, dir.path().join("g")).expect("renamed");
             let (moved, _) = open(&dir.path().join("g"));
-            assert_eq!(inodes.by_name(&inodes.root()), by_name || inodes.file_system.is_none());
+            assert_eq!(inodes.by_name(), by_name || inodes.file_system.is_none());
             inodes.moved(&moved, &inodes.root(), "g".as_ref());
             assert_eq!(reached(&inode), Ok(inode.place()));
             // Another file, perhaps with the same number.

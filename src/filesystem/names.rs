@@ -13,7 +13,7 @@ use super::status::{Status, decode_device};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,12 +47,24 @@ impl FileSystem {
         if let Some(inode) = self.inodes.recall(&status, &at, (parent, name)) {
             return Ok(self.entry_for(&inode, &status));
         }
-        self.entry(rustix::fs::openat(&at, name, FOUND, Mode::empty())?, parent, name)
+        self.look(&at, parent, name)
+    }
+
+    /// The same for what is most probably not known.
+    fn look(&self, at: impl AsFd, parent: &Arc<Inode>, name: &OsStr) -> Result<Entry> {
+        let descriptor = rustix::fs::openat(at, name, FOUND, Mode::empty())?;
+        let status = Status::of(&descriptor)?;
+        self.entry(descriptor, status, parent, name)
     }
 
     /// The entry of what an O_PATH descriptor names, which was found as `name` in `parent`; its lookup is counted.
-    pub(crate) fn entry(&self, descriptor: OwnedFd, parent: &Arc<Inode>, name: &OsStr) -> Result<Entry> {
-        let status = Status::of(&descriptor)?;
+    pub(crate) fn entry(
+        &self,
+        descriptor: OwnedFd,
+        status: Status,
+        parent: &Arc<Inode>,
+        name: &OsStr,
+    ) -> Result<Entry> {
         let foreign = status.place().mount != parent.mount || parent.foreign;
         let flags = if foreign { Some(rustix::fs::fstatvfs(&descriptor)?.f_flag) } else { None };
         let inode = self.inodes.looked_up(descriptor, &status, parent, name);
@@ -82,7 +94,7 @@ impl FileSystem {
         // A mode without a type is a regular file, as for mknod(2).
         let kind = if made.mode & libc::S_IFMT == 0 { FileType::RegularFile } else { kind };
         self.make(origin, made, || rustix::fs::mknodat(&at, name, kind, mode, decode_device(device)))?;
-        self.find(&parent, name)
+        self.look(&at, &parent, name)
     }
 
     pub(crate) fn mkdir(&self, origin: Origin, parent: u64, name: &OsStr, made: Made) -> Result<Entry> {
@@ -90,14 +102,14 @@ impl FileSystem {
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
         let at = parent.reach()?;
         self.make(origin, made, || rustix::fs::mkdirat(&at, name, mode))?;
-        self.find(&parent, name)
+        self.look(&at, &parent, name)
     }
 
     pub(crate) fn symlink(&self, origin: Origin, parent: u64, name: &OsStr, target: &Path) -> Result<Entry> {
         let parent = self.changeable(parent, name)?;
         let at = parent.reach()?; // as the daemon, which may open by handle
         origin.identity().with(|| rustix::fs::symlinkat(target, &at, name))?;
-        self.find(&parent, name)
+        self.look(&at, &parent, name)
     }
 
     /// Makes something as the caller and under the caller's umask.
@@ -128,11 +140,11 @@ impl FileSystem {
         let to = self.changeable(to, new_name)?;
         let flags = RenameFlags::from_bits_retain(flags);
         rustix::fs::renameat_with(from.reach()?, name, to.reach()?, new_name, flags)?;
-        let mut moved = vec![(&to, new_name)];
-        if flags.contains(RenameFlags::EXCHANGE) {
-            moved.push((&from, name));
+        if !self.inodes.by_name() {
+            return Ok(());
         }
-        for (parent, name) in moved.into_iter().filter(|(parent, _)| self.inodes.by_name(parent)) {
+        let exchanged = flags.contains(RenameFlags::EXCHANGE).then_some((&from, name));
+        for (parent, name) in [(&to, new_name)].into_iter().chain(exchanged) {
             if let Ok(descriptor) = rustix::fs::openat(parent.reach()?, name, FOUND, Mode::empty()) {
                 self.inodes.moved(&descriptor, parent, name);
             }

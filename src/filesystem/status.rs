@@ -69,6 +69,11 @@ impl Status {
         Changes { modified: at(&self.0.stx_mtime), changed: at(&self.0.stx_ctime) }
     }
 
+    /// What tells whether a file's bytes are still the same: its size in bytes, and its times.
+    pub(crate) fn content(&self) -> (u64, Changes) {
+        (self.0.stx_size, self.changes())
+    }
+
     pub(crate) fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.0.stx_mode.into())
     }
