@@ -94,11 +94,16 @@ fn find(root: &Path) -> Result<(), String> {
     let mut command = Command::new("find");
     command.arg(root).args(["-size", "+1"]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = subject::ends_with_us(&mut command).spawn().map_err(|e| format!("find: {e}"))?;
-    match end(&mut child, FIND_DEADLINE) {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => Err(format!("find: {status}")),
-        None => Err(format!("find took more than {FIND_DEADLINE:?}")),
+    let until = Instant::now() + FIND_DEADLINE;
+    while Instant::now() < until && !interrupted() {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(format!("find: {status}")),
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
     }
+    end(&mut child, Duration::ZERO); // kills it
+    Err(if interrupted() { "interrupted".into() } else { format!("find took more than {FIND_DEADLINE:?}") })
 }
 
 /// VmRSS of the daemon, in KiB.
