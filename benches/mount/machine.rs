@@ -1,4 +1,4 @@
-//! Facts about the machine, without which no figure means anything.
+//! Facts about the machine and its processes, without which no figure means anything.
 
 use std::path::Path;
 
@@ -44,4 +44,11 @@ fn file_system(source: &Path, mounts: &str) -> String {
 pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// What all threads of a process have used of processors so far, in nanoseconds.
+pub fn processor_time(pid: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let times = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+    times.filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok()).sum()
 }

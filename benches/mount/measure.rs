@@ -171,12 +171,9 @@ impl Site<'_> {
         }
     }
 
-    /// Nanoseconds of all threads of the daemons.
+    /// Nanoseconds of the daemons.
     fn processor_time(&self) -> u64 {
-        let daemons = self.plan.subjects.iter().filter_map(|subject| subject.pid);
-        let tasks = daemons.filter_map(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
-        let times = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
-        times.filter_map(|text| text.split_whitespace().next()?.parse::<u64>().ok()).sum()
+        self.plan.subjects.iter().filter_map(|subject| subject.pid).map(crate::machine::processor_time).sum()
     }
 }
 

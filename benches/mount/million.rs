@@ -1,6 +1,7 @@
 //! A source with a million files: how soon it is mounted, and how much memory the daemon takes when every file has been
 //! looked at, and when the kernel has forgotten them again. `MILLION=1`, because making the files takes a minute.
 
+use crate::machine::processor_time;
 use crate::subject::{self, BINDFS, MERGERFS, Subject, WARPFS, end, interrupted};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -93,34 +94,42 @@ fn find(root: &Path) -> Result<(), String> {
     let mut command = Command::new("find");
     command.arg(root).args(["-size", "+1"]).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = subject::ends_with_us(&mut command).spawn().map_err(|e| format!("find: {e}"))?;
-    match end(&mut child, FIND_DEADLINE) {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => Err(format!("find: {status}")),
-        None => Err(format!("find took more than {FIND_DEADLINE:?}")),
+    let until = Instant::now() + FIND_DEADLINE;
+    while Instant::now() < until && !interrupted() {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(format!("find: {status}")),
+            _ => std::thread::sleep(Duration::from_millis(10)),
+        }
     }
+    end(&mut child, Duration::ZERO); // kills it
+    Err(if interrupted() { "interrupted".into() } else { format!("find took more than {FIND_DEADLINE:?}") })
 }
 
 /// VmRSS of the daemon, in KiB.
 fn memory(subject: &Subject) -> u64 {
-    let pid = subject.place().pid.unwrap_or(0);
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid(subject))).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0)
 }
 
-/// The memory when it has not changed for a second; the kernel forgets a million names one by one.
+fn pid(subject: &Subject) -> u32 {
+    subject.place().pid.unwrap_or(0)
+}
+
+/// The memory when the daemon has done nothing for a second: it is told of a million names that the kernel forgot.
 fn settled(subject: &Subject) -> u64 {
     let until = Instant::now() + Duration::from_secs(30);
-    let mut before = memory(subject);
+    let mut before = processor_time(pid(subject));
     while Instant::now() < until && !interrupted() {
         std::thread::sleep(Duration::from_secs(1));
-        let now = memory(subject);
-        if now == before {
+        let now = processor_time(pid(subject));
+        if now.saturating_sub(before) < 5_000_000 {
             break;
         }
         before = now;
     }
-    before
+    memory(subject)
 }
 
 impl Figures {

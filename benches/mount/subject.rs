@@ -190,17 +190,33 @@ impl Mounted {
     }
 }
 
+impl Mounted {
+    /// Whether there was something to unmount.
+    fn unmount(&self) -> bool {
+        if rustix::mount::unmount(&self.root, rustix::mount::UnmountFlags::DETACH).is_ok() {
+            return true;
+        }
+        // Not root, or not mounted: then this says so to nobody.
+        let mut quiet = Command::new("fusermount3");
+        let child = quiet.args(["-u", "-z", "-q"]).arg(&self.root).stderr(Stdio::null()).spawn();
+        child.ok().and_then(|mut child| end(&mut child, END_DEADLINE)).is_some_and(|status| status.success())
+    }
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let flags = rustix::mount::UnmountFlags::DETACH;
-        if rustix::mount::unmount(&self.root, flags).is_err() {
-            // Not root, or never mounted: then this says so to nobody.
-            let quiet =
-                Command::new("fusermount3").args(["-u", "-z", "-q"]).arg(&self.root).stderr(Stdio::null()).spawn();
-            let _ = quiet.map(|mut child| end(&mut child, END_DEADLINE));
+        let unmounted = self.unmount();
+        if let (false, Some(pid)) =
+            (unmounted, i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw))
+        {
+            // It had not mounted yet, and must not begin to.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         if end(&mut self.child, END_DEADLINE).is_none() {
             eprintln!("bench-mount: the daemon of {} had to be killed", self.root.display());
+        }
+        if !unmounted {
+            self.unmount(); // it had mounted between the two
         }
     }
 }
