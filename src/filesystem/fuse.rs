@@ -435,7 +435,7 @@ impl Filesystem for Fuse {
 
     fn copy_file_range(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino_in: INodeNo,
         fh_in: FileHandle,
         offset_in: u64,
@@ -446,7 +446,7 @@ impl Filesystem for Fuse {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        match self.fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
+        match self.fs.copy_file_range(Origin::from(req), (fh_in.0, offset_in), (fh_out.0, offset_out), len) {
             Ok(length) => reply.written(length),
             Err(e) => reply.error(e.errno()),
         }
