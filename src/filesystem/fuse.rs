@@ -409,7 +409,11 @@ impl Filesystem for Fuse {
         out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let answered = Box::new(move |answer: super::ioctl::Answer| reply.ioctl(answer.result, &answer.data));
+        let answered = Box::new(move |answer: super::ioctl::Answer| match answer.data.is_empty() {
+            // The kernel's own ioctls (FS_IOC_GETFLAGS) take a struct of full length or a plain error.
+            true if answer.result < 0 => reply.error(Errno::from_i32(-answer.result)),
+            _ => reply.ioctl(answer.result, &answer.data),
+        });
         self.fs.ioctl(Origin::from(req), fh.0, cmd, in_data, out_size, answered);
     }
 
