@@ -23,6 +23,8 @@ mod loader;
 mod materialize;
 #[path = "integration/mount.rs"]
 mod mount;
+#[path = "integration/parity.rs"]
+mod parity;
 #[path = "integration/readme.rs"]
 mod readme;
 #[path = "integration/triggers.rs"]

@@ -1,0 +1,89 @@
+//! A child process for what one process cannot show, and how it ended. It never outlives its deadline.
+
+use crate::harness::DEADLINE;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Exit(i32),
+    Signal(i32),
+    TooLate,
+}
+
+impl fmt::Debug for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Exit(code) => write!(f, "exit {code}"),
+            Ended::Signal(libc::SIGBUS) => f.write_str("SIGBUS"),
+            Ended::Signal(signal) => write!(f, "signal {signal}"),
+            Ended::TooLate => f.write_str("did not end"),
+        }
+    }
+}
+
+pub struct Child {
+    pid: i32,
+    ended: Option<Ended>,
+}
+
+/// Runs `work` in a fork of this process; what it returns is its exit code. Other threads are not there, so it may only do
+/// system calls and what needs no lock (the C library keeps its allocator usable).
+pub fn child(work: impl FnOnce() -> i32) -> Child {
+    // SAFETY: the child does what is said above and then ends without running anything of ours.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "{}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(code) };
+    }
+    Child { pid, ended: None }
+}
+
+impl Child {
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// How it ended, once it has.
+    pub fn ended(&mut self) -> Option<Ended> {
+        if self.ended.is_none() {
+            let mut status = 0;
+            // SAFETY: `status` is written; the child is ours and not waited for yet.
+            if unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) } == self.pid {
+                self.ended = Some(match libc::WIFSIGNALED(status) {
+                    true => Ended::Signal(libc::WTERMSIG(status)),
+                    false => Ended::Exit(libc::WEXITSTATUS(status)),
+                });
+            }
+        }
+        self.ended
+    }
+
+    /// Waits for its end; at the deadline it is killed.
+    pub fn wait(&mut self) -> Ended {
+        let until = Instant::now() + DEADLINE / 2;
+        loop {
+            if let Some(ended) = self.ended() {
+                return ended;
+            }
+            if Instant::now() > until {
+                return Ended::TooLate; // dropped soon, and killed then
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            // SAFETY: ends and reaps a child of ours; the status goes nowhere.
+            unsafe {
+                libc::kill(self.pid, libc::SIGKILL);
+                libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Runs cases on three sides at once (a native directory, the mount, the mount without passthrough) and compares what
+//! they saw, step by step. A case's thread has a working directory and a umask of its own, so that a case is written in
+//! plain relative names. Nobody waits for a side for longer than the deadline.
+
+use super::known::{self, Known};
+use super::sys::Errno;
+use crate::harness::{DEADLINE, Mounted};
+use std::collections::BTreeMap;
+use std::fmt::{Debug, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    Native,
+    Passthrough,
+    ThroughDaemon,
+}
+
+impl Side {
+    /// Root lets others in, because some cases are somebody else.
+    pub fn options(self) -> Vec<&'static str> {
+        let mut options = Vec::new();
+        if self == Side::ThroughDaemon {
+            options.push("--no-passthrough");
+        }
+        if rustix::process::geteuid().is_root() {
+            options.push("--allow-other");
+        }
+        options
+    }
+}
+
+/// What is to be the same everywhere.
+pub struct Case {
+    pub name: &'static str,
+    needs_root: bool,
+    run: fn(&mut Scene),
+}
+
+pub const fn case(name: &'static str, run: fn(&mut Scene)) -> Case {
+    Case { name, needs_root: false, run }
+}
+
+/// A case that only root can run: it makes devices, gives files away, or is somebody else.
+pub const fn root_case(name: &'static str, run: fn(&mut Scene)) -> Case {
+    Case { name, needs_root: true, run }
+}
+
+/// Each step of one run with its result.
+type Seen = Vec<(String, String)>;
+
+/// Where a case notes what it sees.
+pub struct Scene {
+    prefix: String,
+    seen: Seen,
+    /// How often each step was noted; its second time is another step.
+    times: BTreeMap<String, usize>,
+}
+
+impl Scene {
+    pub fn note(&mut self, step: &str, result: &dyn Debug) {
+        let mut step = format!("{}{}", self.prefix, one_line(step));
+        let times = self.times.entry(step.clone()).or_default();
+        *times += 1;
+        if *times > 1 {
+            step += &format!(" (time {times})");
+        }
+        self.seen.push((step, format!("{result:?}")));
+    }
+
+    /// Steps noted from here on belong to `part`.
+    pub fn part(&mut self, part: impl Debug) {
+        self.prefix = format!("{part:?}: ").replace('"', "");
+    }
+}
+
+/// An expression as it is shown: without the line breaks that formatting put there.
+fn one_line(step: &str) -> String {
+    step.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// `see!(scene; expression; expression)` notes each expression's text with its value.
+macro_rules! see {
+    ($scene:ident; $($step:expr);+ $(;)?) => {
+        $( { let result = $step; $scene.note(stringify!($step), &result); } )+
+    };
+}
+pub(crate) use see;
+
+/// Says on stderr that something is left out because it needs root; true where it has to be.
+pub fn skipped_without_root(what: &str) -> bool {
+    let skipped = !rustix::process::geteuid().is_root();
+    if skipped {
+        eprintln!("parity: skipped, it needs root: {what}");
+    }
+    skipped
+}
+
+/// A native directory and the mounts beside it.
+pub struct Sides {
+    mounts: Vec<(Side, Mounted)>,
+    native: PathBuf,
+}
+
+impl Sides {
+    /// Without root there is no passthrough, and one mount is enough.
+    pub fn new() -> Sides {
+        let mut sides = vec![Side::ThroughDaemon];
+        if !skipped_without_root("the mount with passthrough") {
+            sides.push(Side::Passthrough);
+        }
+        let mounts: Vec<_> = sides.into_iter().map(|side| (side, Mounted::with(&side.options()))).collect();
+        let native = mounts[0].1.source.with_file_name("native");
+        std::fs::create_dir(&native).expect("created");
+        Sides { mounts, native }
+    }
+
+    pub fn mounts(&self) -> impl Iterator<Item = (Side, &Mounted)> {
+        self.mounts.iter().map(|(side, mounted)| (*side, mounted))
+    }
+
+    pub fn native(&self) -> &Path {
+        &self.native
+    }
+}
+
+/// Runs `work` on a thread with a working directory and a umask of its own, and waits for it as long as may be.
+pub fn on_stage<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    stage(work).recv_timeout(DEADLINE).unwrap_or_else(|e| panic!("{what}: {e}"))
+}
+
+fn stage<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        // SAFETY: gives this thread a working directory and a umask of its own; it was just made and shares nothing else.
+        unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) }.expect("unshared");
+        let done = work();
+        let _ = sender.send(done);
+    });
+    receiver
+}
+
+fn run(case: &'static Case, folder: &Path, source: Option<&Path>) -> Seen {
+    let name: String = case.name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let mut scene = Scene { prefix: String::new(), seen: Vec::new(), times: BTreeMap::new() };
+    let place = folder.join(&name);
+    if let Err(e) = std::fs::create_dir(&place).and_then(|()| Ok(rustix::process::chdir(&place)?)) {
+        scene.note("a fresh directory", &Errno::from(e));
+        return scene.seen;
+    }
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (case.run)(&mut scene)));
+    if let Err(panic) = ended {
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        scene.seen.push(("panicked".into(), message.unwrap_or_default()));
+    }
+    scene.prefix.clear();
+    if let Some(source) = source {
+        let differences = super::tree::differences(&place, &source.join(&name));
+        scene.note("differs from its source", &differences);
+    } else {
+        scene.note("differs from its source", &Vec::<String>::new());
+    }
+    rustix::process::chdir("/").expect("left");
+    scene.seen
+}
+
+/// Runs every case on every side; what a mount shows has to be what the native directory shows, or a known difference.
+#[track_caller]
+pub fn compare(cases: &'static [Case]) {
+    let cases: Vec<_> = cases.iter().filter(|case| !(case.needs_root && skipped_without_root(case.name))).collect();
+    let sides = Sides::new();
+    let start = |folder: PathBuf, source: Option<PathBuf>| {
+        let cases = cases.clone();
+        let (sender, receiver) = mpsc::channel();
+        stage(move || {
+            for case in cases {
+                let _ = sender.send(run(case, &folder, source.as_deref()));
+            }
+        });
+        receiver
+    };
+    let native = start(sides.native().to_path_buf(), None);
+    let mounts: Vec<_> =
+        sides.mounts().map(|(side, m)| (side, start(m.mountpoint.clone(), Some(m.source.clone())))).collect();
+    let mut report = String::new();
+    for case in &cases {
+        let next = |side: Side, results: &mpsc::Receiver<Seen>| {
+            results.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("{:?}, {side:?}: no result in time", case.name))
+        };
+        let expected = next(Side::Native, &native);
+        if let Some((_, message)) = expected.iter().find(|(step, _)| step == "panicked") {
+            let _ = writeln!(report, "{:?} panicked natively: {message}", case.name);
+        }
+        for (side, results) in &mounts {
+            judge(case.name, *side, &expected, &next(*side, results), &mut report);
+        }
+    }
+    assert!(report.is_empty(), "the mount does not do as the directory does:\n{report}");
+}
+
+/// Adds to the report what differs and is not known, and what is known and no longer so.
+fn judge(case: &str, side: Side, expected: &Seen, seen: &Seen, report: &mut String) {
+    let here: Vec<&Known> = known::KNOWN.iter().filter(|k| k.case == case && k.sides.contains(&side)).collect();
+    let results: BTreeMap<_, _> = seen.iter().map(|(step, result)| (step.as_str(), result.as_str())).collect();
+    for known in &here {
+        if results.get(known.step) != Some(&known.mount) {
+            let now = results.get(known.step).unwrap_or(&"no such step");
+            let Known { step, mount, why, .. } = known;
+            let _ = writeln!(report, "{case:?}, {side:?}: {step}\n  known: {mount} ({why})\n  now:   {now}");
+        }
+    }
+    let known = |step: &str| here.iter().any(|known| known.step == step);
+    for i in 0..expected.len().max(seen.len()) {
+        let (native, mount) = (expected.get(i), seen.get(i));
+        let step = mount.or(native).map_or("", |(step, _)| step);
+        if native != mount && !known(step) {
+            let shown =
+                |side: Option<&(String, String)>| {
+                    side.map_or("nothing".into(), |(own, result)| {
+                        if own == step { result.clone() } else { format!("{own} = {result}") }
+                    })
+                };
+            let _ =
+                writeln!(report, "{case:?}, {side:?}: {step}\n  native: {}\n  mount:  {}", shown(native), shown(mount));
+        }
+    }
+}
