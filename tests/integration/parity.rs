@@ -7,18 +7,26 @@ mod attributes;
 mod data;
 #[path = "parity/known.rs"]
 mod known;
+#[path = "parity/listing.rs"]
+mod listing;
+#[path = "parity/locks.rs"]
+mod locks;
 #[path = "parity/mappings.rs"]
 mod mappings;
 #[path = "parity/names.rs"]
 mod names;
 #[path = "parity/process.rs"]
 mod process;
+#[path = "parity/special.rs"]
+mod special;
 #[path = "parity/stage.rs"]
 mod stage;
 #[path = "parity/sys.rs"]
 mod sys;
 #[path = "parity/tree.rs"]
 mod tree;
+#[path = "parity/xattrs.rs"]
+mod xattrs;
 
 #[test]
 fn names_as_natively() {
@@ -38,4 +46,24 @@ fn data_as_natively() {
 #[test]
 fn mappings_as_natively() {
     stage::compare(mappings::CASES);
+}
+
+#[test]
+fn listing_as_natively() {
+    stage::compare(listing::CASES);
+}
+
+#[test]
+fn locks_as_natively() {
+    stage::compare(locks::CASES);
+}
+
+#[test]
+fn special_as_natively() {
+    stage::compare(special::CASES);
+}
+
+#[test]
+fn xattrs_as_natively() {
+    stage::compare(xattrs::CASES);
 }

@@ -173,4 +173,11 @@ pub const KNOWN: &[Known] = &[
         mount: "Ok(4096)",
         why: "without passthrough O_DIRECT binds the kernel's own way to the daemon and not the daemon's to the disk",
     },
+    Known {
+        case: "devices by name",
+        step: "open(\"null\", RDWR).map(|null| write(&null, b\"x\"))",
+        sides: BOTH,
+        mount: "Err(EACCES)",
+        why: "device nodes have no effect on the mount (nodev)",
+    },
 ];

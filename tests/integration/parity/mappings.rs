@@ -58,7 +58,7 @@ impl Drop for Mapping {
 
 /// How a child process ends that reads, or writes, one byte of the mapping.
 fn touch(mapping: &Mapping, at: usize, write: bool) -> Ended {
-    child(|| {
+    child(&[], || {
         if write {
             mapping.set(at, b"x")
         } else {

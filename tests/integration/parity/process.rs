@@ -1,5 +1,6 @@
 //! A child process for what one process cannot show, and how it ended. It never outlives its deadline.
 
+use super::sys::{Errno, Fd, R};
 use crate::harness::DEADLINE;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -28,17 +29,41 @@ pub struct Child {
 }
 
 /// Runs `work` in a fork of this process; what it returns is its exit code. Other threads are not there, so it may only do
-/// system calls and what needs no lock (the C library keeps its allocator usable).
-pub fn child(work: impl FnOnce() -> i32) -> Child {
+/// system calls and what needs no lock (the C library keeps its allocator usable). Of the open files it has only `keep`:
+/// what it held would be held for every other test too.
+pub fn child(keep: &[&Fd], work: impl FnOnce() -> i32) -> Child {
     // SAFETY: the child does what is said above and then ends without running anything of ours.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "{}", std::io::Error::last_os_error());
     if pid == 0 {
+        close_others(keep);
         let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
         // SAFETY: ends the child.
         unsafe { libc::_exit(code) };
     }
     Child { pid, ended: None }
+}
+
+fn close_others(keep: &[&Fd]) {
+    let mut kept: Vec<u32> = keep.iter().map(|fd| fd.raw() as u32).collect();
+    kept.extend([0, 1, 2, u32::MAX]);
+    kept.sort_unstable();
+    for pair in kept.windows(2).filter(|pair| pair[1] > pair[0] + 1) {
+        // SAFETY: only in the child, which uses none of the descriptors that it does not keep.
+        unsafe { libc::close_range(pair[0] + 1, pair[1] - 1, 0) };
+    }
+}
+
+/// Tries again while it is EAGAIN, for a while: a child that another test starts has our descriptors until it has closed
+/// them or runs its program.
+pub fn soon<T>(mut attempt: impl FnMut() -> R<T>) -> R<T> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        match attempt() {
+            Err(Errno(libc::EAGAIN)) if Instant::now() < until => std::thread::sleep(Duration::from_millis(2)),
+            done => return done,
+        }
+    }
 }
 
 impl Child {
