@@ -15,8 +15,12 @@ mod locks;
 mod mappings;
 #[path = "parity/names.rs"]
 mod names;
+#[path = "parity/operations.rs"]
+mod operations;
 #[path = "parity/process.rs"]
 mod process;
+#[path = "parity/random.rs"]
+mod random;
 #[path = "parity/special.rs"]
 mod special;
 #[path = "parity/stage.rs"]
@@ -66,4 +70,16 @@ fn special_as_natively() {
 #[test]
 fn xattrs_as_natively() {
     stage::compare(xattrs::CASES);
+}
+
+#[test]
+fn random_sequences_through_the_daemon_as_natively() {
+    random::sequences(stage::Side::ThroughDaemon);
+}
+
+#[test]
+fn random_sequences_with_passthrough_as_natively() {
+    if !stage::skipped_without_root("random sequences with passthrough") {
+        random::sequences(stage::Side::Passthrough);
+    }
 }

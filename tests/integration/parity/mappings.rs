@@ -6,7 +6,7 @@ use super::sys::*;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 /// Some bytes of a file as memory, unmapped when dropped. They are read and written as volatile, one at a time.
-struct Mapping {
+pub struct Mapping {
     start: *mut u8,
     length: usize,
 }
@@ -17,25 +17,25 @@ impl std::fmt::Debug for Mapping {
     }
 }
 
-const READ: ProtFlags = ProtFlags::READ;
-const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
-const SHARED: MapFlags = MapFlags::SHARED;
+pub const READ: ProtFlags = ProtFlags::READ;
+pub const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+pub const SHARED: MapFlags = MapFlags::SHARED;
 const PRIVATE: MapFlags = MapFlags::PRIVATE;
 
-fn map(file: &Fd, length: usize, rights: ProtFlags, flags: MapFlags, offset: u64) -> R<Mapping> {
+pub fn map(file: &Fd, length: usize, rights: ProtFlags, flags: MapFlags, offset: u64) -> R<Mapping> {
     // SAFETY: a fresh mapping at a place of the kernel's choice touches no memory that is in use.
     let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, rights, flags, file, offset) }?;
     Ok(Mapping { start: start.cast(), length })
 }
 
 impl Mapping {
-    fn get(&self, at: usize, length: usize) -> Bytes {
+    pub fn get(&self, at: usize, length: usize) -> Bytes {
         assert!(at + length <= self.length);
         // SAFETY: within the mapping, and within the file where a case is not about SIGBUS.
         Bytes((at..at + length).map(|i| unsafe { self.start.add(i).read_volatile() }).collect())
     }
 
-    fn set(&self, at: usize, bytes: &[u8]) {
+    pub fn set(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.length);
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: as in `get`; the mapping is writable where a case calls this.

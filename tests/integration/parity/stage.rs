@@ -125,12 +125,8 @@ impl Sides {
     }
 }
 
-/// Runs `work` on a thread with a working directory and a umask of its own, and waits for it as long as may be.
-pub fn on_stage<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    stage(work).recv_timeout(DEADLINE).unwrap_or_else(|e| panic!("{what}: {e}"))
-}
-
-fn stage<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
+/// Runs `work` on a thread with a working directory and a umask of its own; what it returns arrives when it is done.
+pub fn stage<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         // SAFETY: gives this thread a working directory and a umask of its own; it was just made and shares nothing else.
