@@ -69,7 +69,20 @@ pub enum Op {
 }
 
 fn name() -> impl Strategy<Value = Name> {
-    select(vec!["a", "b", "c", "d", "e", "d/a", "d/b", "d/e", "d/e/a", "e/a", "."])
+    prop_oneof![
+        8 => select(vec!["a", "b", "d/a"]),
+        6 => select(vec!["c", "d", "e", "d/b", "e/a", "d/e"]),
+        1 => select(vec!["d/e/a", "."]),
+    ]
+}
+
+/// Where directories, or links, are more often than elsewhere.
+fn folder() -> impl Strategy<Value = Name> {
+    select(vec!["d", "d", "e", "d/e", "c", "."])
+}
+
+fn linked() -> impl Strategy<Value = Name> {
+    select(vec!["c", "c", "d/b", "e/a"])
 }
 
 fn offset() -> impl Strategy<Value = u64> {
@@ -144,12 +157,12 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
         1 => slot().prop_map(|slot| Op::Fsync { slot }),
     ];
     let names = prop_oneof![
-        3 => (name(), permissions()).prop_map(|(name, mode)| Op::Mkdir { name, mode: Bits(mode.0 | 0o700) }),
-        1 => name().prop_map(|name| Op::Rmdir { name }),
+        3 => (folder(), permissions()).prop_map(|(name, mode)| Op::Mkdir { name, mode: Bits(mode.0 | 0o700) }),
+        1 => folder().prop_map(|name| Op::Rmdir { name }),
         2 => name().prop_map(|name| Op::Unlink { name }),
         2 => (name(), name()).prop_map(|(old, new)| Op::Link { old, new }),
         1 => (slot(), name()).prop_map(|(slot, new)| Op::LinkOpen { slot, new }),
-        1 => (name(), name()).prop_map(|(target, name)| Op::Symlink { target, name }),
+        1 => (name(), linked()).prop_map(|(target, name)| Op::Symlink { target, name }),
         1 => (name(), select(vec![libc::S_IFREG, libc::S_IFIFO])).prop_map(|(name, kind)| Op::Mknod { name, mode: Bits(kind | 0o644) }),
         3 => (name(), name(), select(vec![0, 0, libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE]))
             .prop_map(|(old, new, flags)| Op::Rename { old, new, flags }),
@@ -165,8 +178,8 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
     let looks = prop_oneof![
         2 => name().prop_map(|name| Op::Stat { name }),
         2 => slot().prop_map(|slot| Op::Fstat { slot }),
-        1 => name().prop_map(|name| Op::List { name }),
-        1 => name().prop_map(|name| Op::Readlink { name }),
+        1 => folder().prop_map(|name| Op::List { name }),
+        1 => linked().prop_map(|name| Op::Readlink { name }),
     ];
     let opening = prop_oneof![
         8 => (slot(), name(), opens(), permissions()).prop_map(|(slot, name, flags, mode)| Op::Open { slot, name, flags, mode }),
@@ -176,7 +189,6 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
 }
 
 /// What the operations of one sequence have open.
-#[derive(Default)]
 pub struct World {
     slots: [Option<Fd>; SLOTS],
     /// Space was reserved: where data begins is now also a matter of what happens to be cached.
@@ -184,6 +196,20 @@ pub struct World {
 }
 
 impl World {
+    /// What every sequence begins with: two files and a directory with a third, the files open.
+    pub fn furnished() -> World {
+        let first = file("a", &filled(10_000, 'a'));
+        let second = file("b", b"content of b");
+        mkdir("d", 0o755).expect("made");
+        let third = file("d/a", b"");
+        World { slots: [Some(first), Some(second), Some(third), None], reserved: false }
+    }
+
+    /// The open file of this slot, or of the next one that has any.
+    fn open_at(&self, slot: usize) -> Option<&Fd> {
+        self.slots.iter().cycle().skip(slot).take(SLOTS).flatten().next()
+    }
+
     /// What the operation gives, in words.
     pub fn apply(&mut self, op: &Op) -> String {
         let say = |result: &dyn fmt::Debug| format!("{result:?}");
@@ -218,7 +244,7 @@ impl World {
             Op::Stat { name } => say(&(looks(lstat(name)), times_of(name).map(|t| t[1] == (OLD, 0)))),
             Op::List { name } => say(&list(name)),
             Op::Readlink { name } => say(&readlink(name, 100)),
-            Op::Copy { from, from_at, to, to_at, length } => match (&self.slots[from], &self.slots[to]) {
+            Op::Copy { from, from_at, to, to_at, length } => match (self.open_at(from), self.open_at(to)) {
                 (Some(from), Some(to)) => say(&copy_range(from, from_at, to, to_at, length)),
                 _ => "closed".into(),
             },
@@ -232,7 +258,7 @@ impl World {
             | Op::Fsync { slot }
             | Op::LinkOpen { slot, .. }
             | Op::Fchmod { slot, .. }
-            | Op::Fstat { slot } => match &self.slots[slot] {
+            | Op::Fstat { slot } => match self.open_at(slot) {
                 None => "closed".into(),
                 Some(fd) => {
                     let said = on_open(fd, op, self.reserved);

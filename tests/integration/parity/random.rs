@@ -34,7 +34,7 @@ impl Worker {
                 let place = folder.join(name);
                 std::fs::create_dir(&place).expect("created");
                 rustix::process::chdir(&place).expect("entered");
-                let mut world = World::default();
+                let mut world = World::furnished();
                 let said = operations.iter().map(|op| world.apply(op)).collect();
                 drop(world);
                 rustix::process::chdir("/").expect("left");
@@ -102,6 +102,8 @@ fn report(operations: &[Op], expected: &[String], seen: &[String], differences: 
             writeln!(text, "! {op:?}\n    native: {native}\n    mount:  {mount}")
         };
     }
-    differences.iter().for_each(|line| drop(writeln!(text, "! at the end: {line}")));
+    for line in differences {
+        let _ = writeln!(text, "! at the end: {line}");
+    }
     text
 }
