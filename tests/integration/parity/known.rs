@@ -23,8 +23,8 @@ pub const KNOWN: &[Known] = &[
         step: "mode(\"f\") (time 3)",
         sides: PASSTHROUGH,
         mount: "Ok(\"775\")",
-        why: "the kernel writes with the rights that the backing was registered with, which are none to keep the bits, so \
-              that nobody else keeps them; root's writes take them too",
+        why: "the kernel writes with the rights at registration, which are none to keep the bits: else they would \
+              survive everybody's writes; now root's writes take them too",
     },
     Known {
         case: "flags of vectors that FUSE does not carry",

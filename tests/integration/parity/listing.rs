@@ -92,7 +92,8 @@ pub const CASES: &[Case] = &[
         for room in [280, 512, 4096] {
             see!(s; names(&rest(&here(), room)) == whole; rest(&here(), room).len());
         }
-        see!(s; whole; next(&file("f", b"x"), 1000).map(|e| e.len()); next(&open(".", libc::O_PATH).expect("opened"), 1000).map(|e| e.len()));
+        see!(s; whole; next(&file("f", b"x"), 1000).map(|e| e.len()));
+        see!(s; next(&open(".", libc::O_PATH).expect("opened"), 1000).map(|e| e.len()));
     }),
     case("each position continues with the same rest", |s| {
         fill(300);
@@ -164,7 +165,8 @@ pub const CASES: &[Case] = &[
         mkdir("d", 0o755).expect("made");
         file("d/f", b"x");
         let dir = open("d", RDONLY).expect("opened");
-        see!(s; unlink("d/f"); rmdir("d"); next(&dir, 1000).map(|e| names(&e)); lseek(&dir, 0, SEEK_SET); next(&dir, 1000).map(|e| names(&e)));
+        see!(s; unlink("d/f"); rmdir("d"); next(&dir, 1000).map(|e| names(&e)); lseek(&dir, 0, SEEK_SET));
+        see!(s; next(&dir, 1000).map(|e| names(&e)));
         see!(s; fstat(&dir).map(|d| d.nlink); fchmod(&dir, 0o700); fsync(&dir));
     }),
     case("the C library's view", |s| {

@@ -1,6 +1,6 @@
 //! Locks between descriptors and between processes, leases, and who hears of changes.
 
-use super::process::{Ended, child, soon};
+use super::process::{Ended, child, child_gets, soon};
 use super::stage::{Case, case, see};
 use super::sys::*;
 use libc::{F_RDLCK, F_UNLCK, F_WRLCK, LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN};
@@ -36,14 +36,13 @@ const OFD_SET: i32 = libc::F_OFD_SETLK;
 const OFD_WAIT: i32 = libc::F_OFD_SETLKW;
 const OFD_GET: i32 = libc::F_OFD_GETLK;
 
-/// The errno of a child's attempt, or 0.
-fn in_child(attempt: impl FnOnce() -> R<()>) -> Ended {
-    child(&[], || attempt().map_or_else(|e| e.0, |()| 0)).wait()
+/// What a child's attempt gives, without our descriptors and with one of them.
+fn in_child(attempt: impl FnOnce() -> R<()>) -> String {
+    child_gets(&[], attempt)
 }
 
-/// The same of an attempt on a descriptor of ours.
-fn in_child_with(ours: &Fd, attempt: impl FnOnce() -> R<()>) -> Ended {
-    child(&[ours], || attempt().map_or_else(|e| e.0, |()| 0)).wait()
+fn in_child_with(ours: &Fd, attempt: impl FnOnce() -> R<()>) -> String {
+    child_gets(&[ours], attempt)
 }
 
 /// A child that waits for what `attempt` waits for: whether it waited, and how it ended once `release` was done.
@@ -93,13 +92,16 @@ pub const CASES: &[Case] = &[
         let (a, b) = (file("f", b"x"), open("f", RDONLY).expect("opened"));
         for (one, two) in [(LOCK_SH, LOCK_SH), (LOCK_SH, LOCK_EX), (LOCK_EX, LOCK_SH), (LOCK_EX, LOCK_EX)] {
             s.part((one, two));
-            see!(s; flock(&a, one); flock(&b, two); flock(&a, two); flock(&a, LOCK_UN); flock(&b, two); flock(&a, one); flock(&b, LOCK_UN));
+            see!(s; flock(&a, one); flock(&b, two); flock(&a, two); flock(&a, LOCK_UN); flock(&b, two); flock(&a, one));
+            see!(s; flock(&b, LOCK_UN));
             see!(s; flock(&a, LOCK_UN); flock(&a, LOCK_UN));
         }
         s.part("others");
         let twin = Fd(rustix::io::dup(&a).expect("duplicated"));
-        see!(s; flock(&a, LOCK_EX); flock(&twin, LOCK_SH); flock(&b, LOCK_SH); flock(&b, LOCK_EX); flock(&twin, LOCK_UN); flock(&b, LOCK_EX));
-        see!(s; flock(&open(".", RDONLY).expect("opened"), LOCK_EX); flock(&open("f", libc::O_PATH).expect("opened"), LOCK_SH));
+        see!(s; flock(&a, LOCK_EX); flock(&twin, LOCK_SH); flock(&b, LOCK_SH); flock(&b, LOCK_EX));
+        see!(s; flock(&twin, LOCK_UN); flock(&b, LOCK_EX));
+        see!(s; flock(&open(".", RDONLY).expect("opened"), LOCK_EX));
+        see!(s; flock(&open("f", libc::O_PATH).expect("opened"), LOCK_SH));
         drop(b);
         see!(s; soon(|| flock(&a, LOCK_EX)));
         drop(a);
@@ -107,13 +109,16 @@ pub const CASES: &[Case] = &[
         drop(twin);
         see!(s; soon(|| flock(&open("f", RDONLY)?, LOCK_EX)));
         let c = open("f", WRONLY).expect("opened");
-        see!(s; soon(|| flock(&c, LOCK_EX)); unlink("f"); file("f", b"y"); flock(&open("f", RDWR).expect("opened"), LOCK_EX); flock(&c, LOCK_SH));
+        see!(s; soon(|| flock(&c, LOCK_EX)); unlink("f"); file("f", b"y"));
+        see!(s; flock(&open("f", RDWR).expect("opened"), LOCK_EX); flock(&c, LOCK_SH));
     }),
     case("flock and children", |s| {
         let a = file("f", b"x");
-        see!(s; flock(&a, LOCK_EX); in_child(|| flock(&open("f", RDWR)?, LOCK_EX)); in_child_with(&a, || flock(&a, LOCK_SH)));
+        see!(s; flock(&a, LOCK_EX); in_child(|| flock(&open("f", RDWR)?, LOCK_EX)));
+        see!(s; in_child_with(&a, || flock(&a, LOCK_SH)));
         // The child had the same open file, so it changed ours; its end gave nothing up.
-        see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_SH)); in_child(|| flock(&open("f", RDWR)?, LOCK_EX)); in_child_with(&a, || flock(&a, LOCK_UN)));
+        see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_SH)); in_child(|| flock(&open("f", RDWR)?, LOCK_EX)));
+        see!(s; in_child_with(&a, || flock(&a, LOCK_UN)));
         see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_EX)); flock(&a, LOCK_EX));
         let blocking = || {
             let f = open("f", RDWR)?;
@@ -127,25 +132,28 @@ pub const CASES: &[Case] = &[
         let theirs = |command, kind, start, length| in_child(|| lock(&open("f", RDWR)?, command, kind, start, length));
         for (kind, other) in [(F_RDLCK, F_RDLCK), (F_RDLCK, F_WRLCK), (F_WRLCK, F_RDLCK), (F_WRLCK, F_WRLCK)] {
             s.part((kind, other));
-            see!(s; lock(&a, SET, kind, 10, 10); theirs(SET, other, 10, 10); theirs(SET, other, 0, 10); theirs(SET, other, 20, 0));
-            see!(s; theirs(SET, other, 0, 0); theirs(SET, other, 19, 1); lock(&a, SET, F_UNLCK, 12, 3); theirs(SET, other, 12, 3));
-            see!(s; theirs(SET, other, 11, 2); theirs(SET, other, 14, 2); lock(&a, SET, F_UNLCK, 0, 0); theirs(SET, other, 0, 0));
+            see!(s; lock(&a, SET, kind, 10, 10); theirs(SET, other, 10, 10); theirs(SET, other, 0, 10));
+            see!(s; theirs(SET, other, 20, 0));
+            see!(s; theirs(SET, other, 0, 0); theirs(SET, other, 19, 1); lock(&a, SET, F_UNLCK, 12, 3));
+            see!(s; theirs(SET, other, 12, 3));
+            see!(s; theirs(SET, other, 11, 2); theirs(SET, other, 14, 2); lock(&a, SET, F_UNLCK, 0, 0));
+            see!(s; theirs(SET, other, 0, 0));
         }
         s.part("asked");
         see!(s; lock(&a, SET, F_WRLCK, 5, 5); lock(&a, SET, F_RDLCK, 20, 0); blocker(&a, GET, F_WRLCK, 0, 0));
         for (kind, start, length) in
             [(F_WRLCK, 0, 0), (F_RDLCK, 0, 0), (F_WRLCK, 10, 5), (F_RDLCK, 20, 5), (F_WRLCK, 30, 1)]
         {
-            // The kind, the start and the length in the bits of an exit code.
-            see!(s; (kind, start, length, child(&[], || match open("f", RDWR).and_then(|f| blocker(&f, GET, kind, start, length)) {
-                Ok((found, start, length, is_process)) => found as i32 | ((start as i32 & 31) << 2) | (i32::from(length == 0) << 7) | (i32::from(is_process) << 7),
-                Err(e) => e.0,
-            }).wait()));
+            let stands = || open("f", RDWR).and_then(|f| blocker(&f, GET, kind, start, length));
+            see!(s; (kind, start, length, child_gets(&[], stands)));
         }
         s.part("errors");
-        see!(s; lock(&open("f", RDONLY).expect("opened"), SET, F_WRLCK, 0, 1); lock(&open("f", WRONLY).expect("opened"), SET, F_RDLCK, 0, 1));
-        see!(s; lock(&a, SET, 9, 0, 1); lock(&a, SET, F_RDLCK, -1, 1); lock(&a, SET, F_RDLCK, 5, -5); lock(&a, SET, F_RDLCK, i64::MAX, 2));
-        see!(s; lock(&open(".", RDONLY).expect("opened"), SET, F_RDLCK, 0, 1); lock(&open("f", libc::O_PATH).expect("opened"), SET, F_RDLCK, 0, 1));
+        see!(s; lock(&open("f", RDONLY).expect("opened"), SET, F_WRLCK, 0, 1));
+        see!(s; lock(&open("f", WRONLY).expect("opened"), SET, F_RDLCK, 0, 1));
+        see!(s; lock(&a, SET, 9, 0, 1); lock(&a, SET, F_RDLCK, -1, 1); lock(&a, SET, F_RDLCK, 5, -5));
+        see!(s; lock(&a, SET, F_RDLCK, i64::MAX, 2));
+        see!(s; lock(&open(".", RDONLY).expect("opened"), SET, F_RDLCK, 0, 1));
+        see!(s; lock(&open("f", libc::O_PATH).expect("opened"), SET, F_RDLCK, 0, 1));
     }),
     case("record locks go with any close", |s| {
         let a = file("f", b"x");
@@ -166,7 +174,8 @@ pub const CASES: &[Case] = &[
         let a = file("f", b"x");
         see!(s; lock(&a, SET, F_WRLCK, 0, 5));
         let wait = |kind, start| move || lock(&open("f", RDWR)?, WAIT, kind, start, 5);
-        see!(s; waits(wait(F_WRLCK, 5), || {}).1; waits(wait(F_RDLCK, 3), || lock(&a, SET, F_UNLCK, 0, 0).expect("unlocked")));
+        see!(s; waits(wait(F_WRLCK, 5), || {}).1);
+        see!(s; waits(wait(F_RDLCK, 3), || lock(&a, SET, F_UNLCK, 0, 0).expect("unlocked")));
         see!(s; lock(&a, SET, F_WRLCK, 0, 5); waits(wait(F_WRLCK, 0), || drop(open("f", RDONLY))));
         // Who waits is interrupted by a signal, and goes.
         see!(s; lock(&a, SET, F_WRLCK, 0, 5));
@@ -191,17 +200,22 @@ pub const CASES: &[Case] = &[
     }),
     case("locks of open files", |s| {
         let (a, b) = (file("f", b"x"), open("f", RDWR).expect("opened"));
-        see!(s; lock(&a, OFD_SET, F_WRLCK, 0, 10); lock(&b, OFD_SET, F_RDLCK, 5, 1); lock(&b, OFD_SET, F_WRLCK, 10, 5); blocker(&b, OFD_GET, F_WRLCK, 0, 0));
-        see!(s; drop(open("f", RDONLY)); lock(&b, OFD_SET, F_RDLCK, 5, 1); in_child_with(&a, || lock(&a, OFD_SET, F_RDLCK, 0, 10)); lock(&b, OFD_SET, F_RDLCK, 5, 1));
+        see!(s; lock(&a, OFD_SET, F_WRLCK, 0, 10); lock(&b, OFD_SET, F_RDLCK, 5, 1); lock(&b, OFD_SET, F_WRLCK, 10, 5));
+        see!(s; blocker(&b, OFD_GET, F_WRLCK, 0, 0));
+        see!(s; drop(open("f", RDONLY)); lock(&b, OFD_SET, F_RDLCK, 5, 1));
+        see!(s; in_child_with(&a, || lock(&a, OFD_SET, F_RDLCK, 0, 10)); lock(&b, OFD_SET, F_RDLCK, 5, 1));
         see!(s; lock(&b, SET, F_WRLCK, 0, 1); in_child(|| lock(&open("f", RDWR)?, SET, F_WRLCK, 0, 1)));
-        see!(s; waits(|| lock(&open("f", RDWR)?, OFD_WAIT, F_WRLCK, 0, 3), || lock(&a, OFD_SET, F_UNLCK, 0, 0).expect("unlocked")));
+        let unlock = || lock(&a, OFD_SET, F_UNLCK, 0, 0).expect("unlocked");
+        see!(s; waits(|| lock(&open("f", RDWR)?, OFD_WAIT, F_WRLCK, 0, 3), unlock));
         drop(a);
         see!(s; soon(|| lock(&b, OFD_SET, F_WRLCK, 0, 0)));
     }),
     case("locks of two kinds", |s| {
         let (a, b) = (file("f", b"x"), open("f", RDWR).expect("opened"));
-        see!(s; flock(&a, LOCK_EX); lock(&b, SET, F_WRLCK, 0, 0); in_child(|| lock(&open("f", RDWR)?, SET, F_WRLCK, 0, 0)));
-        see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_EX)); flock(&a, LOCK_UN); in_child(|| flock(&open("f", RDWR)?, LOCK_EX)));
+        see!(s; flock(&a, LOCK_EX); lock(&b, SET, F_WRLCK, 0, 0));
+        see!(s; in_child(|| lock(&open("f", RDWR)?, SET, F_WRLCK, 0, 0)));
+        see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_EX)); flock(&a, LOCK_UN));
+        see!(s; in_child(|| flock(&open("f", RDWR)?, LOCK_EX)));
     }),
     case("leases", |s| {
         file("f", b"x");
@@ -228,11 +242,15 @@ pub const CASES: &[Case] = &[
         mkdir("d", 0o755).expect("made");
         let folder = watch("d", events);
         let f = file("d/f", b"content");
-        see!(s; heard(&folder); pwrite(&f, b"x", 0); heard(&folder); pread(&f, 1, 0); heard(&folder); ftruncate(&f, 2); heard(&folder));
-        see!(s; fchmod(&f, 0o600); heard(&folder); setxattr("d/f", "user.x", b"1", 0); heard(&folder); utimens("d/f", NOW, NOW); heard(&folder));
+        see!(s; heard(&folder); pwrite(&f, b"x", 0); heard(&folder); pread(&f, 1, 0); heard(&folder); ftruncate(&f, 2));
+        see!(s; heard(&folder));
+        see!(s; fchmod(&f, 0o600); heard(&folder); setxattr("d/f", "user.x", b"1", 0); heard(&folder));
+        see!(s; utimens("d/f", NOW, NOW); heard(&folder));
         drop(f);
-        see!(s; heard_at_last(&folder); rename("d/f", "d/g"); heard(&folder).len(); link("d/g", "d/h"); heard(&folder); unlink("d/h"); heard(&folder));
-        see!(s; mkdir("d/e", 0o755); heard(&folder); rmdir("d/e"); heard(&folder); symlink("x", "d/l"); heard(&folder); truncate("d/g", 1); heard(&folder));
+        see!(s; heard_at_last(&folder); rename("d/f", "d/g"); heard(&folder).len(); link("d/g", "d/h"); heard(&folder));
+        see!(s; unlink("d/h"); heard(&folder));
+        see!(s; mkdir("d/e", 0o755); heard(&folder); rmdir("d/e"); heard(&folder); symlink("x", "d/l"); heard(&folder));
+        see!(s; truncate("d/g", 1); heard(&folder));
         let own = watch("d/g", events);
         see!(s; rename("d/g", "g"); heard(&own); unlink("g"); heard(&own).len());
     }),

@@ -141,15 +141,18 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
         ])
     };
     let bytes = prop_oneof![
-        4 => (slot(), offset(), length(), fill()).prop_map(|(slot, at, length, fill)| Op::Pwrite { slot, at, length, fill }),
+        4 => (slot(), offset(), length(), fill())
+            .prop_map(|(slot, at, length, fill)| Op::Pwrite { slot, at, length, fill }),
         2 => (slot(), length(), fill()).prop_map(|(slot, length, fill)| Op::Write { slot, length, fill }),
         3 => (slot(), offset(), length()).prop_map(|(slot, at, length)| Op::Pread { slot, at, length }),
         1 => (name(), length(), fill()).prop_map(|(name, length, fill)| Op::Append { name, length, fill }),
-        3 => (slot(), offset(), length(), fill()).prop_map(|(slot, at, length, fill)| Op::Store { slot, at, length, fill }),
+        3 => (slot(), offset(), length(), fill())
+            .prop_map(|(slot, at, length, fill)| Op::Store { slot, at, length, fill }),
         2 => name().prop_map(|name| Op::Content { name }),
         2 => (name(), offset()).prop_map(|(name, size)| Op::Truncate { name, size }),
         3 => (slot(), offset()).prop_map(|(slot, size)| Op::Ftruncate { slot, size }),
-        3 => (slot(), allocations(), offset(), 1..20_000u64).prop_map(|(slot, mode, at, length)| Op::Fallocate { slot, mode, at, length }),
+        3 => (slot(), allocations(), offset(), 1..20_000u64)
+            .prop_map(|(slot, mode, at, length)| Op::Fallocate { slot, mode, at, length }),
         2 => (slot(), offset(), slot(), offset(), length())
             .prop_map(|(from, from_at, to, to_at, length)| Op::Copy { from, from_at, to, to_at, length }),
         2 => (slot(), offset(), select(flags![SEEK_DATA, SEEK_HOLE, SEEK_SET, SEEK_END]))
@@ -163,7 +166,8 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
         2 => (name(), name()).prop_map(|(old, new)| Op::Link { old, new }),
         1 => (slot(), name()).prop_map(|(slot, new)| Op::LinkOpen { slot, new }),
         1 => (name(), linked()).prop_map(|(target, name)| Op::Symlink { target, name }),
-        1 => (name(), select(vec![libc::S_IFREG, libc::S_IFIFO])).prop_map(|(name, kind)| Op::Mknod { name, mode: Bits(kind | 0o644) }),
+        1 => (name(), select(vec![libc::S_IFREG, libc::S_IFIFO]))
+            .prop_map(|(name, kind)| Op::Mknod { name, mode: Bits(kind | 0o644) }),
         3 => (name(), name(), select(vec![0, 0, libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE]))
             .prop_map(|(old, new, flags)| Op::Rename { old, new, flags }),
     ];
@@ -172,7 +176,8 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
         1 => (slot(), permissions()).prop_map(|(slot, mode)| Op::Fchmod { slot, mode }),
         1 => (name(), owner(), owner()).prop_map(|(name, uid, gid)| Op::Chown { name, uid, gid }),
         3 => name().prop_map(|name| Op::Age { name }),
-        1 => (name(), attribute(), select(vec![0usize, 5, 2000])).prop_map(|(name, attribute, length)| Op::Setxattr { name, attribute, length }),
+        1 => (name(), attribute(), select(vec![0usize, 5, 2000]))
+            .prop_map(|(name, attribute, length)| Op::Setxattr { name, attribute, length }),
         1 => (name(), attribute()).prop_map(|(name, attribute)| Op::Removexattr { name, attribute }),
     ];
     let looks = prop_oneof![
@@ -182,7 +187,8 @@ pub fn op(set_id: bool) -> impl Strategy<Value = Op> {
         1 => linked().prop_map(|name| Op::Readlink { name }),
     ];
     let opening = prop_oneof![
-        8 => (slot(), name(), opens(), permissions()).prop_map(|(slot, name, flags, mode)| Op::Open { slot, name, flags, mode }),
+        8 => (slot(), name(), opens(), permissions())
+            .prop_map(|(slot, name, flags, mode)| Op::Open { slot, name, flags, mode }),
         2 => slot().prop_map(|slot| Op::Close { slot }),
     ];
     prop_oneof![5 => bytes, 4 => names, 2 => attributes, 2 => looks, 4 => opening]

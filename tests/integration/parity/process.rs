@@ -1,6 +1,6 @@
 //! A child process for what one process cannot show, and how it ended. It never outlives its deadline.
 
-use super::sys::{Errno, Fd, R};
+use super::sys::{Errno, Fd, R, pread, write};
 use crate::harness::DEADLINE;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -28,9 +28,9 @@ pub struct Child {
     ended: Option<Ended>,
 }
 
-/// Runs `work` in a fork of this process; what it returns is its exit code. Other threads are not there, so it may only do
-/// system calls and what needs no lock (the C library keeps its allocator usable). Of the open files it has only `keep`:
-/// what it held would be held for every other test too.
+/// Runs `work` in a fork of this process; what it returns is its exit code. Other threads are not there, so it may only
+/// do system calls and what needs no lock (the C library keeps its allocator usable). Of the open files it has only
+/// `keep`: what it held would be held for every other test too.
 pub fn child(keep: &[&Fd], work: impl FnOnce() -> i32) -> Child {
     // SAFETY: the child does what is said above and then ends without running anything of ours.
     let pid = unsafe { libc::fork() };
@@ -54,8 +54,20 @@ fn close_others(keep: &[&Fd]) {
     }
 }
 
-/// Tries again while it is EAGAIN, for a while: a child that another test starts has our descriptors until it has closed
-/// them or runs its program.
+/// What a child process gets, in words, or how it ended without a word.
+pub fn child_gets<T: fmt::Debug>(keep: &[&Fd], work: impl FnOnce() -> T) -> String {
+    let paper = rustix::fs::memfd_create("warpfs-test", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
+    let paper = Fd(paper);
+    let keep = [keep, &[&paper]].concat();
+    let ended = child(&keep, || i32::from(write(&paper, format!("{:?}", work()).as_bytes()).is_err())).wait();
+    match pread(&paper, 1000, 0) {
+        Ok(words) if ended == Ended::Exit(0) => String::from_utf8_lossy(&words.0).into_owned(),
+        _ => format!("{ended:?}"),
+    }
+}
+
+/// Tries again while it is EAGAIN, for a while: a child that another test starts has our descriptors until it has
+/// closed them or runs its program.
 pub fn soon<T>(mut attempt: impl FnMut() -> R<T>) -> R<T> {
     let until = Instant::now() + Duration::from_secs(5);
     loop {

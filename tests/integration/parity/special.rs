@@ -38,21 +38,26 @@ pub const CASES: &[Case] = &[
         let reader = open("p", RDONLY).expect("opened");
         see!(s; writer.wait(); read(&reader, 99); read(&reader, 99); lstat("p").map(|p| (p.mode, p.size)));
         let both = open("p", RDWR | libc::O_NONBLOCK).expect("opened");
-        see!(s; read(&both, 1); write(&both, b"x"); read(&reader, 5); lseek(&both, 0, 0); pread(&both, 1, 0); fstat(&both).map(|p| p.mode));
+        see!(s; read(&both, 1); write(&both, b"x"); read(&reader, 5); lseek(&both, 0, 0); pread(&both, 1, 0));
+        see!(s; fstat(&both).map(|p| p.mode));
         see!(s; fchmod(&both, 0o640); mode("p"); unlink("p"); write(&both, b"y"); read(&both, 5));
     }),
     case("sockets by name", |s| {
         let listener = UnixListener::bind("s").expect("bound");
-        see!(s; lstat("s").map(|s| s.mode & libc::S_IFMT); failed(UnixListener::bind("s")); open("s", RDONLY); open("s", libc::O_PATH));
+        see!(s; lstat("s").map(|s| s.mode & libc::S_IFMT); failed(UnixListener::bind("s")); open("s", RDONLY));
+        see!(s; open("s", libc::O_PATH));
         let client = UnixStream::connect("s").map_err(Errno::from);
-        see!(s; client.is_ok(); listener.accept().map(|_| ()).map_err(Errno::from); rename("s", "t"); failed(UnixStream::connect("t")));
-        see!(s; failed(UnixStream::connect("s")); link("t", "u"); failed(UnixStream::connect("u")); chmod("t", 0o600); mode("u"));
+        see!(s; client.is_ok(); listener.accept().map(|_| ()).map_err(Errno::from); rename("s", "t"));
+        see!(s; failed(UnixStream::connect("t")));
+        see!(s; failed(UnixStream::connect("s")); link("t", "u"); failed(UnixStream::connect("u")); chmod("t", 0o600));
+        see!(s; mode("u"));
         drop(listener);
         see!(s; failed(UnixStream::connect("t")); unlink("t"); failed(UnixStream::connect("t")));
         let datagrams = UnixDatagram::bind("d").expect("bound");
         let sender = UnixDatagram::unbound().expect("made");
         let mut buffer = [0; 9];
-        see!(s; sender.send_to(b"hello", "d").map_err(Errno::from); datagrams.recv(&mut buffer).map_err(Errno::from); Bytes(buffer.to_vec()));
+        see!(s; sender.send_to(b"hello", "d").map_err(Errno::from); datagrams.recv(&mut buffer).map_err(Errno::from));
+        see!(s; Bytes(buffer.to_vec()));
         see!(s; failed(UnixStream::connect("d")); file("f", b"x"); failed(UnixStream::connect("f")));
     }),
     root_case("devices by name", |s| {
@@ -62,7 +67,8 @@ pub const CASES: &[Case] = &[
     }),
     case("programs are run", |s| {
         program("/bin/echo", "echo");
-        see!(s; output(Command::new("./echo").arg("hello")); chmod("echo", 0o644); output(&mut Command::new("./echo")); chmod("echo", 0o755));
+        see!(s; output(Command::new("./echo").arg("hello")); chmod("echo", 0o644); output(&mut Command::new("./echo")));
+        see!(s; chmod("echo", 0o755));
         for (name, content) in [
             ("script", "#!/bin/sh\necho script $1\n"),
             ("own", "#!./echo from\n"),
@@ -75,12 +81,14 @@ pub const CASES: &[Case] = &[
         }
         mkdir("d", 0o755).expect("made");
         symlink("echo", "l").expect("made");
-        see!(s; output(&mut Command::new("./d")); output(Command::new("./l").arg("by link")); unlink("echo"); output(&mut Command::new("./l")));
+        see!(s; output(&mut Command::new("./d")); output(Command::new("./l").arg("by link")); unlink("echo"));
+        see!(s; output(&mut Command::new("./l")));
     }),
     case("a running program is not written to", |s| {
         program("/bin/sleep", "sleep");
         let mut sleeper = Command::new("./sleep").arg("30").stdin(Stdio::null()).spawn().expect("started");
-        see!(s; open("sleep", WRONLY); open("sleep", RDWR); open("sleep", RDONLY); truncate("sleep", 0); open("sleep", WRONLY | libc::O_TRUNC));
+        see!(s; open("sleep", WRONLY); open("sleep", RDWR); open("sleep", RDONLY); truncate("sleep", 0));
+        see!(s; open("sleep", WRONLY | libc::O_TRUNC));
         see!(s; rename("sleep", "moved"); unlink("moved"));
         sleeper.kill().expect("killed");
         see!(s; end(&mut sleeper, DEADLINE).is_some());

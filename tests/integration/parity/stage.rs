@@ -129,7 +129,7 @@ impl Sides {
 pub fn stage<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> mpsc::Receiver<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // SAFETY: gives this thread a working directory and a umask of its own; it was just made and shares nothing else.
+        // SAFETY: this thread gets a working directory and a umask of its own; no descriptor or memory is concerned.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) }.expect("unshared");
         let done = work();
         let _ = sender.send(done);

@@ -254,7 +254,7 @@ pub fn copy_range(from: &Fd, from_at: u64, to: &Fd, to_at: u64, length: usize) -
     Ok(rfs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), length)?)
 }
 
-/// sendfile or splice of `length` bytes through a pipe, where one is needed: how much arrived.
+/// How much arrived.
 pub fn sendfile(to: &Fd, from: &Fd, offset: u64, length: usize) -> R<usize> {
     Ok(rfs::sendfile(to, from, Some(&mut offset.clone()), length)?)
 }
@@ -302,6 +302,15 @@ pub fn ioctl(fd: &Fd, number: u64, argument: usize) -> R<i32> {
 
 pub fn setxattr(path: impl Arg, name: impl Arg, value: &[u8], flags: i32) -> R<()> {
     Ok(rfs::lsetxattr(path, name, value, XattrFlags::from_bits_retain(flags as u32))?)
+}
+
+/// Of what a link leads to.
+pub fn setxattr_followed(path: impl Arg, name: impl Arg, value: &[u8]) -> R<()> {
+    Ok(rfs::setxattr(path, name, value, XattrFlags::empty())?)
+}
+
+pub fn fsetxattr(fd: &Fd, name: impl Arg, value: &[u8]) -> R<()> {
+    Ok(rfs::fsetxattr(fd, name, value, XattrFlags::empty())?)
 }
 
 /// With room for `size` bytes; 0 asks for the size.
@@ -398,8 +407,8 @@ pub fn times_of(path: impl Arg) -> R<[Time; 3]> {
     Ok([(s.st_atime, nano(s.st_atime_nsec)), (s.st_mtime, nano(s.st_mtime_nsec)), (s.st_ctime, nano(s.st_ctime_nsec))])
 }
 
-/// Which of the three times of `path` an operation moves, and its result. Waits a tick of the coarse clock first, so that
-/// a time that is set again is another one.
+/// Which of the three times of `path` an operation moves, and its result. Waits a tick of the coarse clock first, so
+/// that a time that is set again is another one.
 pub fn moved<T: fmt::Debug>(path: &str, operation: impl FnOnce() -> T) -> String {
     moved_to(path, path, operation)
 }
