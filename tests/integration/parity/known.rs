@@ -77,6 +77,13 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         case: "what FUSE has no word for",
+        step: "statx(0x2000).map(|x| x.stx_mask & 0x2000 != 0)",
+        sides: BOTH,
+        mount: "Ok(false)",
+        why: "how O_DIRECT has to be aligned is not asked of FUSE",
+    },
+    Known {
+        case: "what FUSE has no word for",
         step: "open(\".\", RDWR | libc::O_TMPFILE)",
         sides: BOTH,
         mount: "Err(EOPNOTSUPP)",

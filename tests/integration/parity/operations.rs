@@ -247,7 +247,7 @@ impl World {
             Op::Age { name } => say(&utimens(name, OMIT, (OLD, 0))),
             Op::Setxattr { name, attribute, length } => say(&setxattr(name, attribute, &filled(length, 'v'), 0)),
             Op::Removexattr { name, attribute } => say(&removexattr(name, attribute)),
-            Op::Stat { name } => say(&(looks(lstat(name)), times_of(name).map(|t| t[1] == (OLD, 0)))),
+            Op::Stat { name } => say(&(lstat(name), times_of(name).map(|t| t[1] == (OLD, 0)))),
             Op::List { name } => say(&list(name)),
             Op::Readlink { name } => say(&readlink(name, 100)),
             Op::Copy { from, from_at, to, to_at, length } => match (self.open_at(from), self.open_at(to)) {
@@ -296,17 +296,12 @@ fn on_open(fd: &Fd, op: &Op, reserved: bool) -> String {
         Op::Fsync { .. } => say(&fsync(fd)),
         Op::LinkOpen { new, .. } => say(&link_follow(fd.path(), new)),
         Op::Fchmod { mode, .. } => say(&fchmod(fd, mode.0)),
-        _ => say(&looks(fstat(fd))),
+        _ => say(&fstat(fd)),
     }
 }
 
 fn filled(length: usize, fill: char) -> Vec<u8> {
     vec![fill as u8; length]
-}
-
-/// Where the disk put it is the disk's matter.
-fn looks(stat: R<Stat>) -> R<Stat> {
-    stat.map(|s| Stat { blocks: 0, ..s })
 }
 
 fn list(name: &str) -> R<Vec<std::ffi::OsString>> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Some twenty seconds on two cores.
-const CASES: u32 = 600;
+const CASES: u32 = 400;
 /// The same sequences in each run, unless told otherwise.
 const SEED: u64 = 1;
 
@@ -85,7 +85,9 @@ pub fn sequences(side: Side) {
         }
         Err(TestCaseError::fail(report(&operations, &expected, &seen, &differences)))
     });
-    let sequence = proptest::collection::vec(op(side != Side::Passthrough), 1..=40);
+    // Written by the kernel or by an ordinary user's daemon, a file loses the bits although its mapping was stored to.
+    let set_id = side == Side::ThroughDaemon && rustix::process::geteuid().is_root();
+    let sequence = proptest::collection::vec(op(set_id), 1..=40);
     match TestRunner::new(config).run(&sequence, |operations| (run.borrow_mut())(operations)) {
         Ok(()) => {}
         Err(TestError::Fail(reason, _)) => panic!("{side:?}, {seed:?}: shrunk to\n{reason}"),

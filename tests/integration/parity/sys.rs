@@ -354,7 +354,8 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// What stat says, without what differs between two runs: device, inode number and times.
+/// What stat says, without what differs between two runs: device, inode number and times. Blocks are not shown: how many
+/// a file takes is also a matter of how it lies on the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     pub mode: u32,
@@ -368,8 +369,8 @@ pub struct Stat {
 
 impl fmt::Debug for Stat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stat { mode, nlink, owner: (uid, gid), rdev, size, blocks, blksize } = self;
-        write!(f, "{mode:o} x{nlink} {uid}:{gid} {size} bytes {blocks} blocks of {blksize}")?;
+        let Stat { mode, nlink, owner: (uid, gid), rdev, size, blksize, .. } = self;
+        write!(f, "{mode:o} x{nlink} {uid}:{gid} {size} bytes, blocks of {blksize}")?;
         if *rdev != 0 { write!(f, " device {}:{}", libc::major(*rdev), libc::minor(*rdev)) } else { Ok(()) }
     }
 }
@@ -378,12 +379,12 @@ impl From<rfs::Stat> for Stat {
     fn from(s: rfs::Stat) -> Stat {
         Stat {
             mode: s.st_mode,
-            nlink: s.st_nlink as u64,
+            nlink: s.st_nlink,
             owner: (s.st_uid, s.st_gid),
             rdev: s.st_rdev,
             size: s.st_size,
             blocks: s.st_blocks,
-            blksize: s.st_blksize as i64,
+            blksize: s.st_blksize,
         }
     }
 }
@@ -403,7 +404,7 @@ pub fn fstat(fd: &Fd) -> R<Stat> {
 /// Access, modification and change time of the name itself.
 pub fn times_of(path: impl Arg) -> R<[Time; 3]> {
     let s = rfs::lstat(path)?;
-    let nano = |n| n as i64;
+    let nano = |n: u64| n as i64;
     Ok([(s.st_atime, nano(s.st_atime_nsec)), (s.st_mtime, nano(s.st_mtime_nsec)), (s.st_ctime, nano(s.st_ctime_nsec))])
 }
 
@@ -448,20 +449,20 @@ pub fn size(path: impl Arg) -> R<i64> {
     lstat(path).map(|s| s.size)
 }
 
-/// Runs `work` with another user's and group's rights to files, and no groups beside; of this thread only.
-pub fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> T {
-    let set = |uid: u32, gid: u32| {
-        // SAFETY: these raw calls change the credentials of this thread and touch no memory of ours but the empty list.
+/// Runs `work` with the rights to files of another user, group and more groups; of this thread only.
+pub fn as_user<T>(uid: u32, gid: u32, groups: &[u32], work: impl FnOnce() -> T) -> T {
+    let set = |uid: u32, gid: u32, groups: &[u32]| {
+        // SAFETY: these raw calls change the credentials of this thread, and read `groups`, which outlives them.
         unsafe {
-            checked(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>())).expect("setgroups");
+            checked(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())).expect("setgroups");
             checked(libc::syscall(libc::SYS_setresgid, -1, gid, -1)).expect("setresgid");
             checked(libc::syscall(libc::SYS_setresuid, -1, uid, -1)).expect("setresuid");
         }
     };
-    set(uid, gid);
+    set(uid, gid, groups);
     let done = work();
-    // SAFETY: as above; root's rights come back before root's group can be taken.
+    // SAFETY: as above; root's rights come back before root's groups can be taken.
     unsafe { checked(libc::syscall(libc::SYS_setresuid, -1, 0, -1)).expect("setresuid") };
-    set(0, 0);
+    set(0, 0, &[]);
     done
 }

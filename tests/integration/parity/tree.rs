@@ -43,9 +43,7 @@ fn visit(
             continue;
         };
         let mut facts = Facts::new();
-        // How many blocks it takes is the disk's matter, but of one disk two views say the same.
-        let stat = sys::lstat(&path).map(|s| if numbers { s } else { sys::Stat { blocks: 0, ..s } });
-        facts.insert("stat", format!("{stat:?}"));
+        facts.insert("stat", format!("{:?}", sys::lstat(&path)));
         let first = first_of.entry(meta.ino()).or_insert_with(|| shown.clone());
         facts.insert("is the same as", first.clone());
         facts.insert("type", format!("{:?}", entry.file_type().map_err(sys::Errno::from)));

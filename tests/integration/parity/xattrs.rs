@@ -211,13 +211,13 @@ pub const CASES: &[Case] = &[
         chmod(".", 0o755).expect("chmod");
         for (uid, gid) in [(1234, 9), (5, 2345), (5, 9)] {
             s.part((uid, gid));
-            see!(s; removexattr("f", ACCESS); as_user(uid, gid, || (open("f", RDONLY), open("f", WRONLY))));
+            see!(s; removexattr("f", ACCESS); as_user(uid, gid, &[], || (open("f", RDONLY), open("f", WRONLY))));
             see!(s; setxattr("f", ACCESS, &full(), 0));
-            see!(s; as_user(uid, gid, || (open("f", RDONLY), open("f", WRONLY), eaccess("f", 1))));
-            see!(s; chmod("f", 0o707); as_user(uid, gid, || (open("f", RDONLY), open("f", WRONLY), eaccess("f", 1))));
+            see!(s; as_user(uid, gid, &[], || (open("f", RDONLY), open("f", WRONLY), eaccess("f", 1))));
+            see!(s; chmod("f", 0o707); as_user(uid, gid, &[], || (open("f", RDONLY), open("f", WRONLY), eaccess("f", 1))));
             see!(s; chmod("f", 0o770));
-            see!(s; as_user(uid, gid, || (open("f", RDONLY), open("f", WRONLY))));
-            see!(s; as_user(uid, gid, || (setxattr("f", ACCESS, &small(), 0), removexattr("f", ACCESS))));
+            see!(s; as_user(uid, gid, &[], || (open("f", RDONLY), open("f", WRONLY))));
+            see!(s; as_user(uid, gid, &[], || (setxattr("f", ACCESS, &small(), 0), removexattr("f", ACCESS))));
         }
     }),
     case("attributes and times, names and links", |s| {
