@@ -79,7 +79,5 @@ fn random_sequences_through_the_daemon_as_natively() {
 
 #[test]
 fn random_sequences_with_passthrough_as_natively() {
-    if !stage::skipped_without_root("random sequences with passthrough") {
-        random::sequences(stage::Side::Passthrough);
-    }
+    random::sequences(stage::Side::Passthrough);
 }

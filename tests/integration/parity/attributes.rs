@@ -293,7 +293,8 @@ pub const CASES: &[Case] = &[
             s.part(groups);
             let name = format!("d/new{}", groups.len());
             as_user(1234, 1234, groups, || {
-                see!(s; open("d/f", RDONLY); open("d/f", WRONLY | libc::O_TRUNC); open("d/g", RDONLY); open("d/g", RDWR));
+                see!(s; open("d/f", RDONLY); open("d/f", WRONLY | libc::O_TRUNC); open("d/g", RDONLY));
+                see!(s; open("d/g", RDWR));
                 see!(s; open_mode(&name, RDWR | CREAT, 0o2664); lstat(&name); chmod(&name, 0o2775); lstat(&name));
                 see!(s; lchown(&name, None, Some(9)); lstat(&name); lchown(&name, None, Some(8)); chmod(&name, 0o2775));
                 see!(s; lstat(&name); truncate("d/h", 3); lstat("d/h"); mkdir(format!("{name}.d"), 0o755));

@@ -3,9 +3,9 @@
 //! how many there are and which.
 
 use super::operations::{Op, World, op};
-use super::stage::{Side, stage};
+use super::stage::{Side, mounted, stage};
 use super::tree;
-use crate::harness::{DEADLINE, Mounted};
+use crate::harness::DEADLINE;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Some twenty seconds on two cores.
-const CASES: u32 = 400;
+const CASES: u32 = 800;
 /// The same sequences in each run, unless told otherwise.
 const SEED: u64 = 1;
 
@@ -51,7 +51,9 @@ impl Worker {
 
 /// Runs random sequences on one side and on a native directory.
 pub fn sequences(side: Side) {
-    let mounted = Mounted::with(&side.options());
+    let Some((_, mounted)) = mounted(side) else {
+        return;
+    };
     let native = mounted.source.with_file_name("native");
     std::fs::create_dir(&native).expect("created");
     let (model, mount) = (Worker::start(native.clone()), Worker::start(mounted.mountpoint.clone()));

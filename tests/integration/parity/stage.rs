@@ -2,7 +2,7 @@
 //! they saw, step by step. A case's thread has a working directory and a umask of its own, so that a case is written in
 //! plain relative names. Nobody waits for a side for longer than the deadline.
 
-use super::known::{self, Known};
+use super::known;
 use super::sys::Errno;
 use crate::harness::{DEADLINE, Mounted};
 use std::collections::BTreeMap;
@@ -97,6 +97,19 @@ pub fn skipped_without_root(what: &str) -> bool {
     skipped
 }
 
+/// A mount of this kind; none where this user or this kernel has no passthrough, where the other one is enough.
+pub fn mounted(side: Side) -> Option<(Side, Mounted)> {
+    if side == Side::Passthrough && skipped_without_root("the mount with passthrough") {
+        return None;
+    }
+    let mounted = Mounted::with(&side.options());
+    if side == Side::Passthrough && mounted.stats()["passthrough"] != true {
+        eprintln!("parity: skipped, this kernel has no passthrough: the mount with passthrough");
+        return None;
+    }
+    Some((side, mounted))
+}
+
 /// A native directory and the mounts beside it.
 pub struct Sides {
     mounts: Vec<(Side, Mounted)>,
@@ -104,13 +117,8 @@ pub struct Sides {
 }
 
 impl Sides {
-    /// Without root there is no passthrough, and one mount is enough.
     pub fn new() -> Sides {
-        let mut sides = vec![Side::ThroughDaemon];
-        if !skipped_without_root("the mount with passthrough") {
-            sides.push(Side::Passthrough);
-        }
-        let mounts: Vec<_> = sides.into_iter().map(|side| (side, Mounted::with(&side.options()))).collect();
+        let mounts: Vec<_> = [Side::ThroughDaemon, Side::Passthrough].into_iter().filter_map(mounted).collect();
         let native = mounts[0].1.source.with_file_name("native");
         std::fs::create_dir(&native).expect("created");
         Sides { mounts, native }
@@ -199,20 +207,22 @@ pub fn compare(cases: &'static [Case]) {
 
 /// Adds to the report what differs and is not known, and what is known and no longer so.
 fn judge(case: &str, side: Side, expected: &Seen, seen: &Seen, report: &mut String) {
-    let here: Vec<&Known> = known::KNOWN.iter().filter(|k| k.case == case && k.sides.contains(&side)).collect();
+    let known: BTreeMap<_, _> = known::KNOWN
+        .iter()
+        .filter(|known| known.case == case && known.sides.contains(&side))
+        .flat_map(|known| known.steps.iter().map(|(step, result)| (*step, (*result, known.why))))
+        .collect();
     let results: BTreeMap<_, _> = seen.iter().map(|(step, result)| (step.as_str(), result.as_str())).collect();
-    for known in &here {
-        if results.get(known.step) != Some(&known.mount) {
-            let now = results.get(known.step).unwrap_or(&"no such step");
-            let Known { step, mount, why, .. } = known;
-            let _ = writeln!(report, "{case:?}, {side:?}: {step}\n  known: {mount} ({why})\n  now:   {now}");
+    for (step, (result, why)) in &known {
+        let now = results.get(step).unwrap_or(&"no such step");
+        if now != result {
+            let _ = writeln!(report, "{case:?}, {side:?}: {step}\n  known: {result} ({why})\n  now:   {now}");
         }
     }
-    let known = |step: &str| here.iter().any(|known| known.step == step);
     for i in 0..expected.len().max(seen.len()) {
         let (native, mount) = (expected.get(i), seen.get(i));
         let step = mount.or(native).map_or("", |(step, _)| step);
-        if native != mount && !known(step) {
+        if native != mount && !known.contains_key(step) {
             let shown =
                 |side: Option<&(String, String)>| {
                     side.map_or("nothing".into(), |(own, result)| {
@@ -223,4 +233,24 @@ fn judge(case: &str, side: Side, expected: &Seen, seen: &Seen, report: &mut Stri
                 writeln!(report, "{case:?}, {side:?}: {step}\n  native: {}\n  mount:  {}", shown(native), shown(mount));
         }
     }
+}
+
+#[test]
+fn a_difference_is_reported_and_a_known_one_has_to_stay() {
+    let seen = |results: &[(&str, &str)]| results.iter().map(|(s, r)| (s.to_string(), r.to_string())).collect::<Seen>();
+    let judged = |case: &str, native: &[(&str, &str)], mount: &[(&str, &str)]| {
+        let mut report = String::new();
+        judge(case, Side::ThroughDaemon, &seen(native), &seen(mount), &mut report);
+        report
+    };
+    let same = [("one", "1"), ("two", "2")];
+    assert_eq!(judged("c", &same, &same), "");
+    let report = judged("c", &same, &[("one", "1"), ("two", "3")]);
+    assert!(["\"c\"", "ThroughDaemon", "two", "native: 2", "mount:  3"].iter().all(|w| report.contains(w)), "{report}");
+    assert!(judged("c", &same, &same[..1]).contains("mount:  nothing"));
+    assert!(judged("c", &same[..1], &same).contains("native: nothing"));
+    let known = &known::KNOWN.iter().find(|known| known.case == "devices by name").expect("it is known");
+    let native: Vec<_> = known.steps.iter().map(|(step, _)| (*step, "as natively")).collect();
+    assert_eq!(judged(known.case, &native, known.steps), "");
+    assert!(judged(known.case, &native, &native).contains("now:   as natively"), "a fix has to show");
 }

@@ -354,8 +354,8 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// What stat says, without what differs between two runs: device, inode number and times. Blocks are not shown: how many
-/// a file takes is also a matter of how it lies on the disk.
+/// What stat says, without what differs between two runs: device, inode number and times. Blocks are not shown: how
+/// many a file takes is also a matter of how it lies on the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     pub mode: u32,
