@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Some twenty seconds on two cores.
-const CASES: u32 = 800;
+const CASES: u32 = 500;
 /// The same sequences in each run, unless told otherwise.
 const SEED: u64 = 1;
 
