@@ -29,6 +29,8 @@ mod log;
 mod materialize;
 #[path = "integration/mount.rs"]
 mod mount;
+#[path = "integration/parity.rs"]
+mod parity;
 #[path = "integration/readme.rs"]
 mod readme;
 #[path = "integration/semantics.rs"]

@@ -43,8 +43,11 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    fn is_empty(&self) -> bool {
-        *self == Change::default()
+    /// chown(2) sends its user or group, or, told to leave both, nothing at all: that too takes the set-user-id bits.
+    fn is_chown(&self) -> bool {
+        let Change { mode, uid, gid, size, atime, mtime } = self;
+        let others = mode.is_some() || size.is_some() || atime.is_some() || mtime.is_some();
+        uid.is_some() || gid.is_some() || !others
     }
 }
 
@@ -96,8 +99,7 @@ impl FileSystem {
         if let Some(size) = change.size {
             self.truncate(origin, inode, handle, size)?;
         }
-        // A change of nothing is chown(-1, -1), which clears set-user-id bits too.
-        if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
+        if change.is_chown() {
             let uid = change.uid.map(rustix::fs::Uid::from_raw);
             let gid = change.gid.map(rustix::fs::Gid::from_raw);
             rustix::fs::chownat(inode.reach()?, "", uid, gid, AtFlags::EMPTY_PATH)?;

@@ -320,12 +320,12 @@ impl FileSystem {
         rustix::fs::seek(&handle.file, position).map(|at| at as i64)
     }
 
-    pub(crate) fn copy_file_range(&self, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
+    pub(crate) fn copy_file_range(&self, origin: Origin, from: (u64, u64), to: (u64, u64), length: u64) -> Result<u32> {
         self.writable()?;
         let (source, target) = (self.handles.file(from.0)?, self.handles.file(to.0)?);
         let (mut read_at, mut write_at) = (from.1, to.1);
         let length = usize::try_from(length).unwrap_or(usize::MAX).min(COPY_LIMIT);
-        let copied = without_fsetid(|| {
+        let copy = || {
             rustix::fs::copy_file_range(
                 source.file.as_fd(),
                 Some(&mut read_at),
@@ -333,7 +333,8 @@ impl FileSystem {
                 Some(&mut write_at),
                 length,
             )
-        });
+        };
+        let copied = if origin.uid == 0 { with_fsetid(copy) } else { without_fsetid(copy) };
         self.cache.changed(target.inode.id);
         copied.map(|n| n as u32)
     }

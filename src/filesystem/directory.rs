@@ -7,12 +7,13 @@ use super::attributes::Entry;
 use super::control;
 use super::error::Result;
 use super::handle::Handle;
-use super::inode::{Inode, ROOT, is_virtual};
+use super::inode::{Inode, ROOT, is_virtual, virtual_node};
 use super::proc_path;
 use super::status::{Changes, Status, kind_of};
-use fuser::{FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode, OFlags, RawDir, SeekFrom};
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::mem::MaybeUninit;
@@ -21,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Bytes of entries that are taken from the source at once: as many entries as fit into the 32 KiB in which the C library
 /// asks for them, where each takes some bytes more.
@@ -146,7 +147,12 @@ impl FileSystem {
                 }
                 full
             }
-            Err(_) => false, // it is gone meanwhile, or nobody may see it: a plain lookup will say so
+            Err(Errno::NOENT) => false, // it is gone meanwhile
+            // It is there but cannot be looked at: a folder may be readable and not searchable.
+            Err(_) => {
+                let attr = nameless(listed);
+                reply.add(attr.ino, listed.next, &listed.name, &Duration::ZERO, &attr, fuser::Generation(0))
+            }
         })
     }
 
@@ -173,7 +179,7 @@ impl FileSystem {
         if listed.name == "." || listed.name == ".." {
             // The kernel takes no more than the number and the kind of these.
             let attr = self.status_of(inode, &inode.reach()?)?.attr(listed.number);
-            let attributes = super::attributes::Attributes { attr, keep: std::time::Duration::ZERO };
+            let attributes = super::attributes::Attributes { attr, keep: Duration::ZERO };
             return Ok((Entry { node: listed.number, generation: 0, attributes }, false));
         }
         Ok((self.find(inode, listed.name)?, true))
@@ -185,6 +191,29 @@ impl FileSystem {
             DirectoryHandle::Real { file, .. } => rustix::fs::fsync(file),
             DirectoryHandle::Virtual => Ok(()),
         }
+    }
+}
+
+/// Attributes of an entry of which only the name and kind are known. fuser has no entry without a node, so it gets one
+/// that no operation finds and no forget counts; it is good for no time, so that whoever uses the name looks it up.
+fn nameless(listed: &Listed<'_>) -> FileAttr {
+    const BEHIND_CONTROL: u64 = 1 << 47;
+    FileAttr {
+        ino: INodeNo(virtual_node(BEHIND_CONTROL | (listed.number & (BEHIND_CONTROL - 1)))),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: kind_of(listed.kind),
+        perm: 0,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
     }
 }
 

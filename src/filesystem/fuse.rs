@@ -462,7 +462,7 @@ impl Filesystem for Fuse {
 
     fn copy_file_range(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino_in: INodeNo,
         fh_in: FileHandle,
         offset_in: u64,
@@ -474,8 +474,8 @@ impl Filesystem for Fuse {
         reply: ReplyWrite,
     ) {
         self.workers.serve(|| {
-            let fs = self.fs.clone();
-            let copied = move |_| match fs.copy_file_range((fh_in.0, offset_in), (fh_out.0, offset_out), len) {
+            let (fs, origin) = (self.fs.clone(), Origin::from(req));
+            let copied = move |_| match fs.copy_file_range(origin, (fh_in.0, offset_in), (fh_out.0, offset_out), len) {
                 Ok(length) => reply.written(length),
                 Err(e) => reply.error(e.errno()),
             };
