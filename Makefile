@@ -10,7 +10,7 @@ DESTDIR ?=
 CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help demo test check bench install clean build dependencies check-dependencies demo-dependencies
+.PHONY: help demo test check bench install clean build dependencies check-dependencies demo-dependencies test-dependencies
 
 help:
 	@echo 'make demo     mount a real directory, have a file of it in device memory, prove it byte for byte'
@@ -29,6 +29,9 @@ dependencies:
 demo-dependencies:
 	@mount-scripts/install-dependencies.sh demo
 
+test-dependencies:
+	@mount-scripts/install-dependencies.sh test
+
 check-dependencies:
 	@mount-scripts/install-dependencies.sh check
 
@@ -39,7 +42,7 @@ demo: demo-dependencies
 	$(CARGO) build --release --locked
 	@WARPFS_BIN='$(target)/release/warpfs' mount-scripts/demo.sh '$(or $(DEVICE),auto)' $(if $(DIR),'$(DIR)')
 
-test: dependencies
+test: test-dependencies
 	WARPFS_TEST_DEVICE='$(or $(DEVICE),host)' $(CARGO) test --locked
 	tests/judges/run.sh
 	@echo 'test: every test passed on device $(or $(DEVICE),host)'

@@ -2,10 +2,11 @@
 # Installs what building, testing and showing warpfs takes, on Debian and Ubuntu, by package name. Does nothing where
 # everything is there. System packages are installed as root or through sudo; the Rust toolchain is the user's own.
 #
-#   install-dependencies.sh [demo] [check]
+#   install-dependencies.sh [demo] [check] [test]
 #
 #   demo     also Python and pip, with which the demo fetches its model
 #   check    also rustfmt and clippy
+#   test     also the programs that the tests run on the mount
 set -euo pipefail
 
 RUST_NEEDED=1.88
@@ -17,12 +18,13 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # True if version $1 is $2 or newer.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-want_demo=no want_check=no
+want_demo=no want_check=no want_test=no
 for word in "$@"; do
     case $word in
         demo) want_demo=yes ;;
         check) want_check=yes ;;
-        *) echo "usage: install-dependencies.sh [demo] [check]" >&2; exit 2 ;;
+        test) want_test=yes ;;
+        *) echo "usage: install-dependencies.sh [demo] [check] [test]" >&2; exit 2 ;;
     esac
 done
 
@@ -43,6 +45,13 @@ missing_packages() {
     if [ "$want_demo" = yes ]; then
         have python3 || echo python3
         python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
+    fi
+    if [ "$want_test" = yes ]; then
+        have git || echo git
+        have sqlite3 || echo sqlite3
+        have rsync || echo rsync
+        have tar || echo tar
+        have setfacl || echo acl
     fi
 }
 

@@ -23,6 +23,8 @@ mod loader;
 mod materialize;
 #[path = "integration/mount.rs"]
 mod mount;
+#[path = "integration/programs.rs"]
+mod programs;
 #[path = "integration/readme.rs"]
 mod readme;
 #[path = "integration/triggers.rs"]
