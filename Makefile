@@ -45,6 +45,7 @@ demo: demo-dependencies
 test: test-dependencies
 	WARPFS_TEST_DEVICE='$(or $(DEVICE),host)' $(CARGO) test --locked
 	tests/judges/run.sh
+	tests/as-user.sh
 	@echo 'test: every test passed on device $(or $(DEVICE),host)'
 
 check: check-dependencies
