@@ -25,6 +25,9 @@ const VIRTUAL_INDEX: u64 = 0xFFFF;
 /// Device index of the inodes whose number or device does not fit; they are numbered as they come.
 const NUMBERED_INDEX: u64 = 0xFFFE;
 
+/// Tables that never had more inodes than this are not made smaller: their memory is not worth the work.
+const SHRINK_FROM: usize = 10_000;
+
 /// Node id of a virtual inode.
 pub(crate) const fn virtual_node(number: u64) -> u64 {
     (VIRTUAL_INDEX << DEVICE_SHIFT) | number
@@ -93,6 +96,8 @@ struct Table {
     numbering: Numbering,
     /// Entries made so far.
     generation: u64,
+    /// The most entries since the tables were last made smaller.
+    most: usize,
 }
 
 impl Inodes {
@@ -121,6 +126,7 @@ impl Inodes {
                 by_id: HashMap::from([(id, ROOT)]),
                 numbering: Numbering::new(stat.st_dev),
                 generation: 0,
+                most: 0,
             }),
             descriptors,
             mount,
@@ -181,6 +187,7 @@ impl Inodes {
         });
         table.by_node.insert(node, inode.clone());
         table.by_id.insert(id, node);
+        table.most = table.most.max(table.by_node.len());
         inode
     }
 
@@ -189,11 +196,15 @@ impl Inodes {
         if node == ROOT || is_virtual(node) {
             return;
         }
-        let removed = {
+        let (removed, shrunk) = {
             let mut table = self.table.write();
-            table.forget(node, count)
+            let removed = table.forget(node, count);
+            (removed, table.shrink())
         };
         drop(removed); // closes the descriptor, outside the lock
+        if shrunk {
+            give_memory_back();
+        }
     }
 }
 
@@ -210,6 +221,27 @@ impl Table {
             self.by_id.remove(&inode.id);
         }
         Some(inode)
+    }
+
+    /// After very many inodes most of the table is empty; whether it was made smaller.
+    fn shrink(&mut self) -> bool {
+        let left = self.by_node.len();
+        if self.most < SHRINK_FROM || left > self.most / 8 {
+            return false;
+        }
+        self.by_node.shrink_to_fit();
+        self.by_id.shrink_to_fit();
+        self.most = left;
+        true
+    }
+}
+
+/// The allocator keeps what was freed between what is in use, and would keep it for ever.
+fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: glibc gives back pages that belong to no allocation; it takes its own locks.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 
