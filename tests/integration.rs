@@ -7,6 +7,8 @@ mod harness;
 
 #[path = "integration/bad_input.rs"]
 mod bad_input;
+#[path = "integration/cases.rs"]
+mod cases;
 #[path = "integration/channel.rs"]
 mod channel;
 #[path = "integration/fake_gpu.rs"]

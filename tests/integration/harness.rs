@@ -148,6 +148,17 @@ impl Mounted {
         Mounted::prepare().mount(&all, &[]).expect("mounted")
     }
 
+    /// A mount of a source that somebody else made, and which has to outlive it.
+    #[track_caller]
+    pub fn over(source: &Path, options: &[&str]) -> Mounted {
+        let device = device();
+        let mut all = vec!["--device", &device];
+        all.extend(options);
+        let mut prepared = Mounted::prepare();
+        prepared.source = source.to_path_buf();
+        prepared.mount(&all, &[]).expect("mounted")
+    }
+
     /// The two directories, not mounted yet.
     pub fn prepare() -> Mounted {
         let folder = tempfile::Builder::new().prefix("warpfs-test-").tempdir().expect("a folder");
@@ -378,7 +389,12 @@ pub struct Tmpfs(PathBuf);
 impl Tmpfs {
     #[track_caller]
     pub fn mount(place: &Path) -> Tmpfs {
-        run(Command::new("mount").args(["-t", "tmpfs", "warpfs-test"]).arg(place)).ok();
+        Tmpfs::with(place, "mode=755")
+    }
+
+    #[track_caller]
+    pub fn with(place: &Path, options: &str) -> Tmpfs {
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", options, "warpfs-test"]).arg(place)).ok();
         Tmpfs(place.to_path_buf())
     }
 }

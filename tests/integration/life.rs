@@ -4,7 +4,7 @@ use crate::harness::*;
 use crate::warpfs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn mount_returns_when_it_is_mounted_and_umount_when_the_daemon_is_gone() {
@@ -34,20 +34,6 @@ fn the_kernel_lists_it_as_warpfs_with_its_source() {
 }
 
 #[test]
-fn sigterm_and_sigint_unmount_cleanly() {
-    for number in [libc::SIGTERM, libc::SIGINT] {
-        let mounted = Mounted::new();
-        let path = mounted.file("f", &noise(1, 1 << 20));
-        warpfs!("preload", path).ok();
-        let (daemon, socket) = (mounted.daemon(), mounted.socket());
-        signal(daemon, number);
-        eventually("the daemon ends", || !is_alive(daemon));
-        assert!(!mounted.is_mounted() && !socket.exists(), "signal {number}");
-        assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect("no dead mount").count(), 0);
-    }
-}
-
-#[test]
 fn sigterm_unmounts_while_a_file_is_open() {
     let mounted = Mounted::new();
     let path = mounted.file("f", b"x");
@@ -57,45 +43,6 @@ fn sigterm_unmounts_while_a_file_is_open() {
     eventually("the mount is gone", || !mounted.is_mounted());
     drop(open);
     eventually("the daemon ends", || !is_alive(daemon));
-}
-
-#[test]
-fn a_killed_daemon_leaves_no_dead_mount() {
-    let mounted = Mounted::new();
-    let path = mounted.file("f", &noise(2, 1 << 20));
-    warpfs!("preload", path).ok();
-    let (daemon, loaders) = (mounted.daemon(), mounted.loaders());
-    assert_eq!(loaders.len(), 1, "a loader for the device");
-    let begun = Instant::now();
-    signal(daemon, libc::SIGKILL);
-    eventually("the mount is taken away", || !mounted.is_mounted());
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect("no dead mount").count(), 0);
-    eventually("its loader leaves", || !is_alive(loaders[0]));
-    // The same mount point works again.
-    let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
-    warpfs!("verify", again.mountpoint.join("f")).ok();
-}
-
-#[test]
-fn a_dead_mount_is_recovered_by_the_next_mount() {
-    // A dead mount without its supervisor, as a power cut or the OOM killer may leave it.
-    let mounted = Mounted::new();
-    mounted.file("f", b"x");
-    let daemon = mounted.daemon();
-    let stat = std::fs::read_to_string(format!("/proc/{daemon}/stat")).expect("alive");
-    let supervisor: i32 = stat.rsplit(") ").next().and_then(|s| s.split(' ').nth(1)?.parse().ok()).expect("a parent");
-    signal(supervisor, libc::SIGKILL);
-    eventually("no supervisor", || !is_alive(supervisor));
-    signal(daemon, libc::SIGKILL);
-    eventually("the daemon is gone", || !is_alive(daemon));
-    assert!(mounted.is_mounted(), "the control: a dead mount is there");
-    let dead = std::fs::read_dir(&mounted.mountpoint).expect_err("dead").raw_os_error();
-    assert!([Some(libc::ENOTCONN), Some(libc::ECONNABORTED)].contains(&dead), "{dead:?}");
-    let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
-    assert_eq!(std::fs::read(again.mountpoint.join("f")).expect("read"), b"x");
 }
 
 #[test]

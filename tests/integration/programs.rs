@@ -102,7 +102,7 @@ fn generate(folder: &Path) {
     for i in 0..300 {
         let inner = folder.join(format!("d{}/e{}", i % 7, i % 5));
         fs::create_dir_all(&inner).expect("made");
-        let content = noise(i, (i as usize * 997) % 40_000 >> (i % 4 * 3));
+        let content = noise(i, ((i as usize * 997) % 40_000) >> (i % 4 * 3));
         let path = inner.join(format!("f{i}"));
         fs::write(&path, content).expect("written");
         if i % 10 == 0 {
