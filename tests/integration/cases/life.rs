@@ -86,8 +86,8 @@ fn m07_files_change_behind_the_mount_while_many_read() {
                     while !over.load(Ordering::Relaxed) {
                         let path = folder.join(format!("f{}", (i + reads) % FILES));
                         let content = fs::read(&path).expect("read");
-                        // Every byte is one that somebody wrote, or a zero where it was cut off while it was read: the
-                        // kernel knows the old length for a moment.
+                        // Every byte is one that somebody wrote, or a zero where it was cut off while it was read: a
+                        // kernel reads under passthrough as natively, and without a lock.
                         assert!(content.iter().all(|b| b.is_ascii_digit() || *b == 0), "foreign bytes");
                         cut += u64::from(content.contains(&0));
                         fs::metadata(&path).expect("stat");
@@ -116,7 +116,7 @@ fn m07_files_change_behind_the_mount_while_many_read() {
         let reads = all_end(readers, DEADLINE);
         let all = reads.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         eprintln!("m07: {changes} changes, {} reads, {} with zeros, mounted with {options:?}", all.0, all.1);
-        assert!(changes > 100 && reads.iter().all(|(count, _)| *count > 1), "the control: {changes}, {reads:?}");
+        assert!(changes > 20 && reads.iter().all(|(count, _)| *count > 1), "the control: {changes}, {reads:?}");
         // When it is quiet, everybody sees the last of it.
         std::thread::sleep(Duration::from_millis(1100));
         for i in 0..FILES {
