@@ -15,7 +15,7 @@ CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
 
 .PHONY: help demo test check bench bench-mount install clean build dependencies check-dependencies demo-dependencies \
-    bench-dependencies
+    bench-dependencies test-dependencies
 
 help:
 	@echo 'make demo     mount a real directory, have a file of it in device memory, prove it byte for byte'
@@ -38,6 +38,8 @@ demo-dependencies:
 
 bench-dependencies:
 	@mount-scripts/install-dependencies.sh bench
+test-dependencies:
+	@mount-scripts/install-dependencies.sh test
 
 check-dependencies:
 	@mount-scripts/install-dependencies.sh check
@@ -49,9 +51,10 @@ demo: demo-dependencies
 	$(CARGO) build --release --locked
 	@WARPFS_BIN='$(target)/release/warpfs' mount-scripts/demo.sh '$(or $(DEVICE),auto)' $(if $(DIR),'$(DIR)')
 
-test: dependencies
+test: test-dependencies
 	WARPFS_TEST_DEVICE='$(or $(DEVICE),host)' $(CARGO) test --locked
 	tests/judges/run.sh
+	tests/as-user.sh
 	@echo 'test: every test passed on device $(or $(DEVICE),host)'
 
 check: check-dependencies

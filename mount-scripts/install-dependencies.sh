@@ -2,10 +2,11 @@
 # Installs what building, testing and showing warpfs takes, on Debian and Ubuntu, by package name. Does nothing where
 # everything is there. System packages are installed as root or through sudo; the Rust toolchain is the user's own.
 #
-#   install-dependencies.sh [demo] [check] [bench]
+#   install-dependencies.sh [demo] [check] [test] [bench]
 #
 #   demo     also Python and pip, with which the demo fetches its model
 #   check    also rustfmt and clippy
+#   test     also the programs that the tests run on the mount
 #   bench    also bindfs and mergerfs, which the mount is compared with, and git, which it is measured with
 set -euo pipefail
 
@@ -18,13 +19,14 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # True if version $1 is $2 or newer.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-want_demo=no want_check=no want_bench=no
+want_demo=no want_check=no want_test=no want_bench=no
 for word in "$@"; do
     case $word in
         demo) want_demo=yes ;;
         check) want_check=yes ;;
+        test) want_test=yes ;;
         bench) want_bench=yes ;;
-        *) echo "usage: install-dependencies.sh [demo] [check] [bench]" >&2; exit 2 ;;
+        *) echo "usage: install-dependencies.sh [demo] [check] [test] [bench]" >&2; exit 2 ;;
     esac
 done
 
@@ -50,6 +52,13 @@ missing_packages() {
         have bindfs || echo bindfs
         have mergerfs || echo mergerfs
         have git || echo git
+    fi
+    if [ "$want_test" = yes ]; then
+        have git || echo git
+        have sqlite3 || echo sqlite3
+        have rsync || echo rsync
+        have tar || echo tar
+        have setfacl || echo acl
     fi
 }
 

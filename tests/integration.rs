@@ -9,6 +9,8 @@ mod namespace;
 
 #[path = "integration/bad_input.rs"]
 mod bad_input;
+#[path = "integration/cases.rs"]
+mod cases;
 #[path = "integration/channel.rs"]
 mod channel;
 #[path = "integration/fake_gpu.rs"]
@@ -31,6 +33,8 @@ mod materialize;
 mod mount;
 #[path = "integration/parity.rs"]
 mod parity;
+#[path = "integration/programs.rs"]
+mod programs;
 #[path = "integration/readme.rs"]
 mod readme;
 #[path = "integration/semantics.rs"]

@@ -151,7 +151,7 @@ impl FileSystem {
             // It is there but cannot be looked at: a folder may be readable and not searchable.
             Err(_) => {
                 let attr = nameless(listed);
-                reply.add(attr.ino, listed.next, &listed.name, &Duration::ZERO, &attr, fuser::Generation(0))
+                reply.add(attr.ino, listed.next, listed.name, &Duration::ZERO, &attr, fuser::Generation(0))
             }
         })
     }

@@ -64,6 +64,12 @@ impl Output {
 /// Runs a command to its end, or kills it at the deadline.
 #[track_caller]
 pub fn run(command: &mut Command) -> Output {
+    run_within(command, DEADLINE)
+}
+
+/// The same for what is known to take longer.
+#[track_caller]
+pub fn run_within(command: &mut Command, limit: Duration) -> Output {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut stdout = child.stdout.take().expect("piped");
@@ -78,7 +84,7 @@ pub fn run(command: &mut Command) -> Output {
         let _ = stderr.read_to_string(&mut text);
         text
     });
-    let status = end(&mut child, DEADLINE).unwrap_or_else(|| panic!("{command:?} did not end in {DEADLINE:?}"));
+    let status = end(&mut child, limit).unwrap_or_else(|| panic!("{command:?} did not end in {limit:?}"));
     Output { status, stdout: out.join().expect("read"), stderr: err.join().expect("read") }
 }
 
@@ -142,6 +148,17 @@ impl Mounted {
         Mounted::prepare().mount(&all, &[]).expect("mounted")
     }
 
+    /// A mount of a source that somebody else made, and which has to outlive it.
+    #[track_caller]
+    pub fn over(source: &Path, options: &[&str]) -> Mounted {
+        let device = device();
+        let mut all = vec!["--device", &device];
+        all.extend(options);
+        let mut prepared = Mounted::prepare();
+        prepared.source = source.to_path_buf();
+        prepared.mount(&all, &[]).expect("mounted")
+    }
+
     /// The two directories, not mounted yet.
     pub fn prepare() -> Mounted {
         let folder = tempfile::Builder::new().prefix("warpfs-test-").tempdir().expect("a folder");
@@ -181,6 +198,16 @@ impl Mounted {
 
     pub fn counter(&self, name: &str) -> u64 {
         self.device()["counters"][name].as_u64().expect("a number")
+    }
+
+    /// Whether the kernel reads and writes file data itself.
+    pub fn passes_through(&self) -> bool {
+        self.stats()["mount"]["passthrough"].as_bool().expect("a truth value")
+    }
+
+    /// Inodes that the daemon knows; the root is one of them.
+    pub fn inodes(&self) -> u64 {
+        self.stats()["mount"]["inodes"].as_u64().expect("a number")
     }
 
     pub fn daemon(&self) -> i32 {
@@ -246,6 +273,17 @@ pub fn children(pid: i32) -> Vec<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("alive");
     let lists = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|n| n.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Whether mounts of this test run must have passthrough: kernel 6.9 and CAP_SYS_ADMIN are needed for it.
+pub fn has_passthrough() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("readable");
+    let mut numbers = release.split(['.', '-']).filter_map(|number| number.parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 9) && is_root()
 }
 
 /// Bytes that look random and are always the same for a seed.
@@ -357,7 +395,12 @@ pub struct Tmpfs(PathBuf);
 impl Tmpfs {
     #[track_caller]
     pub fn mount(place: &Path) -> Tmpfs {
-        run(Command::new("mount").args(["-t", "tmpfs", "warpfs-test"]).arg(place)).ok();
+        Tmpfs::with(place, "mode=755")
+    }
+
+    #[track_caller]
+    pub fn with(place: &Path, options: &str) -> Tmpfs {
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", options, "warpfs-test"]).arg(place)).ok();
         Tmpfs(place.to_path_buf())
     }
 }

@@ -76,44 +76,6 @@ fn the_mount_point_of_a_killed_daemon_is_usable_within_a_second() {
 }
 
 #[test]
-fn a_killed_daemon_leaves_no_dead_mount() {
-    let mounted = Mounted::new();
-    let path = mounted.file("f", &noise(2, 1 << 20));
-    warpfs!("preload", path).ok();
-    let (daemon, loaders) = (mounted.daemon(), mounted.loaders());
-    assert_eq!(loaders.len(), 1, "a loader for the device");
-    let begun = Instant::now();
-    signal(daemon, libc::SIGKILL);
-    eventually("the mount is taken away", || !mounted.is_mounted());
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect("no dead mount").count(), 0);
-    eventually("its loader leaves", || !is_alive(loaders[0]));
-    // The same mount point works again.
-    let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
-    warpfs!("verify", again.mountpoint.join("f")).ok();
-}
-
-#[test]
-fn a_dead_mount_is_recovered_by_the_next_mount() {
-    // A dead mount without its supervisor, as a power cut or the OOM killer may leave it.
-    let mounted = Mounted::new();
-    mounted.file("f", b"x");
-    let daemon = mounted.daemon();
-    let supervisor = parent(daemon);
-    signal(supervisor, libc::SIGKILL);
-    eventually("no supervisor", || !is_alive(supervisor));
-    signal(daemon, libc::SIGKILL);
-    eventually("the daemon is gone", || !is_alive(daemon));
-    assert!(mounted.is_mounted(), "the control: a dead mount is there");
-    let dead = std::fs::read_dir(&mounted.mountpoint).expect_err("dead").raw_os_error();
-    assert!([Some(libc::ENOTCONN), Some(libc::ECONNABORTED)].contains(&dead), "{dead:?}");
-    let device = device();
-    let again = mounted.mount(&["--device", &device], &[]).expect("mounted");
-    assert_eq!(std::fs::read(again.mountpoint.join("f")).expect("read"), b"x");
-}
-
-#[test]
 fn umount_says_that_somebody_uses_the_mount() {
     let mounted = Mounted::new();
     let path = mounted.file("f", b"x");

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Runs `work` on a native directory, on a mount, and on a mount without passthrough; what it returns must be the same.
 #[track_caller]
-fn the_same_everywhere<T: PartialEq + std::fmt::Debug>(work: impl Fn(&Path) -> T) {
+pub fn the_same_everywhere<T: PartialEq + std::fmt::Debug>(work: impl Fn(&Path) -> T) {
     let native = tempfile::tempdir().expect("a folder");
     let expected = work(native.path());
     for options in [&[][..], &["--no-passthrough"]] {
@@ -26,7 +26,7 @@ fn the_same_everywhere<T: PartialEq + std::fmt::Debug>(work: impl Fn(&Path) -> T
     }
 }
 
-fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+pub fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
     result.err().and_then(|e| e.raw_os_error())
 }
 
@@ -99,23 +99,6 @@ fn attributes_are_set_and_seen() {
 }
 
 #[test]
-fn an_unlinked_open_file_lives_on() {
-    the_same_everywhere(|folder| {
-        let path = folder.join("f");
-        let file = OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).expect("created");
-        file.write_all_at(b"content", 0).expect("written");
-        fs::remove_file(&path).expect("unlinked");
-        file.set_len(4).expect("ftruncate");
-        file.set_permissions(fs::Permissions::from_mode(0o600)).expect("fchmod");
-        file.write_all_at(b"more", 4).expect("written");
-        let mut content = [0; 8];
-        file.read_exact_at(&mut content, 0).expect("read");
-        let meta = file.metadata().expect("fstat");
-        (content, meta.nlink(), meta.len(), path.exists())
-    });
-}
-
-#[test]
 fn sparse_files_copies_and_preallocation() {
     the_same_everywhere(|folder| {
         let file =
@@ -147,60 +130,6 @@ fn a_directory_of_3000_entries_is_listed_whole() {
         names.sort();
         names.dedup();
         (names.len(), names.first().cloned(), names.last().cloned())
-    });
-}
-
-#[test]
-fn shared_mappings_are_written_through() {
-    let mounted = Mounted::new();
-    let path = mounted.file("f", &[b'a'; 8192]);
-    let file = OpenOptions::new().read(true).write(true).open(&path).expect("opened");
-    // SAFETY: a fresh mapping of a file that keeps its size while it is mapped; one byte of it is stored to.
-    unsafe {
-        let flags = (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-        let mapped = rustix::mm::mmap(std::ptr::null_mut(), 8192, flags.0, flags.1, &file, 0).expect("mapped");
-        mapped.cast::<u8>().add(5000).write(b'b');
-        rustix::mm::msync(mapped, 8192, rustix::mm::MsyncFlags::SYNC).expect("synced");
-        rustix::mm::munmap(mapped, 8192).expect("unmapped");
-    }
-    assert_eq!(fs::read(mounted.source.join("f")).expect("read")[5000], b'b');
-}
-
-#[test]
-fn fifty_threads_open_one_file_in_every_way() {
-    // M1, M2: no EIO when passthrough and other opens meet.
-    let mounted = Mounted::new();
-    let content = noise(1, 1 << 16);
-    let path = mounted.file("f", &content);
-    std::thread::scope(|scope| {
-        for i in 0..50 {
-            let (path, content) = (&path, &content);
-            scope.spawn(move || {
-                for round in 0..20 {
-                    let mut options = OpenOptions::new();
-                    match (i + round) % 4 {
-                        0 => drop(options.read(true)),
-                        1 => drop(options.read(true).write(true)),
-                        2 => drop(options.write(true)),
-                        _ => drop(options.read(true).custom_flags(libc::O_DIRECT)),
-                    }
-                    let file = options.open(path).expect("opened");
-                    if (i + round) % 4 == 2 {
-                        file.write_all_at(&content[..4096], 0).expect("written");
-                        continue;
-                    }
-                    let layout = std::alloc::Layout::from_size_align(4096, 4096).expect("a layout");
-                    // SAFETY: the memory is initialised, used as 4096 bytes, and freed with its own layout.
-                    unsafe {
-                        let memory = std::alloc::alloc_zeroed(layout);
-                        let buffer = std::slice::from_raw_parts_mut(memory, 4096);
-                        let read = file.read_at(buffer, 8192).expect("read");
-                        assert_eq!((read, &buffer[..]), (4096, &content[8192..12288]));
-                        std::alloc::dealloc(memory, layout);
-                    }
-                }
-            });
-        }
     });
 }
 
@@ -246,18 +175,6 @@ fn inode_numbers_are_the_sources_own() {
         }
         assert_eq!(fs::metadata(ours).expect("stat").ino(), fs::metadata(real).expect("stat").ino(), "{name}");
     }
-}
-
-#[test]
-fn locks_keep_processes_apart() {
-    let mounted = Mounted::new();
-    let path = mounted.file("f", b"x");
-    let (one, two) = (File::open(&path).expect("opened"), File::open(&path).expect("opened"));
-    let lock = |file: &File| rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-    lock(&one).expect("locked");
-    assert_eq!(lock(&two), Err(rustix::io::Errno::WOULDBLOCK));
-    drop(one);
-    lock(&two).expect("free again");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::harness::*;
 use crate::warpfs;
 use std::fs::{self, File};
-use std::os::unix::fs::{DirEntryExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -94,30 +94,6 @@ impl Drop for Other {
 
 fn folder_of(mounted: &Mounted) -> PathBuf {
     mounted.source.parent().expect("a folder").to_path_buf()
-}
-
-#[test]
-fn a_file_system_in_the_source_has_numbers_of_its_own() {
-    // M14, as seen: plain readdir gave the raw number where stat gives the unique one.
-    if !is_root() {
-        return;
-    }
-    let mounted = Mounted::prepare();
-    let inner = mounted.source.join("inner");
-    fs::create_dir(&inner).expect("made");
-    let _tmpfs = Tmpfs::mount(&inner);
-    for i in 0..1000 {
-        File::create(inner.join(format!("f{i}"))).expect("created");
-    }
-    let mounted = mounted.mount(&["--device", "host"], &[]).expect("mounted");
-    let listed = || -> Vec<(u64, u64)> {
-        let entries = fs::read_dir(mounted.mountpoint.join("inner")).expect("listed");
-        entries.map(|e| e.expect("an entry")).map(|e| (e.ino(), fs::metadata(e.path()).expect("stat").ino())).collect()
-    };
-    // Twice: the kernel asks for attributes in the first listing, and for names only in a later one.
-    let (first, second) = (listed(), listed());
-    assert_eq!(first.len(), 1000);
-    assert!(first.iter().chain(&second).all(|(listed, stat)| listed == stat), "a listing and stat disagree");
 }
 
 #[test]

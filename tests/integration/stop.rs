@@ -62,23 +62,6 @@ fn read_at(file: &std::fs::File, offset: u64) -> std::io::Result<u8> {
 }
 
 #[test]
-fn sigterm_and_sigint_unmount_cleanly() {
-    for number in [libc::SIGTERM, libc::SIGINT] {
-        let mounted = Mounted::new();
-        let path = mounted.file("f", &noise(1, 1 << 20));
-        warpfs!("preload", path).ok();
-        let (daemon, socket) = (mounted.daemon(), mounted.socket());
-        let begun = Instant::now();
-        signal(daemon, number);
-        eventually("the daemon ends", || !is_alive(daemon));
-        // Nobody uses it, so nobody is waited for.
-        assert!(begun.elapsed() < Duration::from_secs(9), "signal {number}: {:?}", begun.elapsed());
-        assert!(!mounted.is_mounted() && !socket.exists(), "signal {number}");
-        assert_eq!(std::fs::read_dir(&mounted.mountpoint).expect("no dead mount").count(), 0);
-    }
-}
-
-#[test]
 fn sigterm_unmounts_while_a_file_is_open() {
     let mounted = Mounted::new();
     let path = mounted.file("f", b"x");

@@ -3,7 +3,9 @@
 # them). Both run on a native directory and on the mount, with passthrough and without, and the mount has to do as the
 # directory does, test by test.
 #
-#   run.sh [PROGRAM]         default: target/debug/warpfs
+#   run.sh [PROGRAM]            default: target/debug/warpfs
+#   run.sh --build              only builds the judges, and says in which folder
+#   JUDGES                      a folder that has them: nothing is built
 #   FSX_OPERATIONS, FSX_SEEDS   default: 50000 operations for each of "1 2"
 set -euo pipefail
 
@@ -15,15 +17,23 @@ SKIPPED_ON_FUSE='link::link_count_max'
 
 here=$(cd "$(dirname "$0")" && pwd)
 target=${CARGO_TARGET_DIR:-$here/../../target}
-mkdir -p "$target/judges"
-target=$(realpath "$target")
-warpfs=$(realpath "${1:-$target/debug/warpfs}")
-tools=$target/judges/bin
 
-# Built once, by exact version; cargo does nothing where they are there.
-for tool in "pjdfstest@$PJDFSTEST" "fsx@$FSX"; do
-    CARGO_TARGET_DIR=$target/judges/build timeout 900 cargo install --quiet --locked --root "$target/judges" "$tool"
-done
+if [ -n "${JUDGES:-}" ]; then
+    tools=$JUDGES
+else
+    mkdir -p "$target/judges"
+    target=$(realpath "$target")
+    tools=$target/judges/bin
+    # Built once, by exact version; cargo does nothing where they are there.
+    for tool in "pjdfstest@$PJDFSTEST" "fsx@$FSX"; do
+        CARGO_TARGET_DIR=$target/judges/build timeout 900 cargo install --quiet --locked --root "$target/judges" "$tool"
+    done
+fi
+if [ "${1:-}" = --build ]; then
+    echo "$tools"
+    exit 0
+fi
+warpfs=$(realpath "${1:-$target/debug/warpfs}")
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/warpfs-judges.XXXXXX")
 chmod 755 "$work"
@@ -35,7 +45,8 @@ cleanup() {
     local status=$?
     trap - EXIT INT TERM
     if is_mounted; then
-        timeout 30 "$warpfs" umount "$mount_point" 2>/dev/null || timeout 20 umount -l "$mount_point" || true
+        timeout 30 "$warpfs" umount "$mount_point" 2>/dev/null || timeout 20 umount -l "$mount_point" ||
+            timeout 20 fusermount3 -uz "$mount_point" || true
     fi
     is_mounted || { rmdir "$mount_point" && rm -rf --one-file-system "$work"; }
     exit "$status"
@@ -78,18 +89,21 @@ fsx() { # DIRECTORY NAME
 }
 
 root=no
+# An ordinary user has no passthrough to leave out.
+modes=(ordinary-user)
 if [ "$(id -u)" = 0 ]; then
     root=yes
+    modes=(passthrough no-passthrough)
     pjdfstest "$work/native" native
     [ -s "$work/native.results" ] || fail "pjdfstest says nothing of a native directory"
 else
     echo "judges: pjdfstest needs root, which changes users; left out"
 fi
 
-for mode in passthrough no-passthrough; do
+for mode in "${modes[@]}"; do
     options=(--device host)
     [ "$root" = no ] || options+=(--allow-other)
-    [ "$mode" = passthrough ] || options+=(--no-passthrough)
+    [ "$mode" != no-passthrough ] || options+=(--no-passthrough)
     timeout 60 "$warpfs" mount "$work/source" "$mount_point" "${options[@]}" >/dev/null
     if [ "$root" = yes ]; then
         pjdfstest "$mount_point" "$mode"

@@ -65,15 +65,6 @@ pub const KNOWN: &[Known] = &[
     },
     Known {
         case: "what FUSE has no word for",
-        why: "the flags of chattr are not passed on",
-        sides: BOTH,
-        steps: &[
-            ("rustix::fs::ioctl_getflags(&f).map(|f| f.bits() & 0x10).map_err(Errno::from)", "Err(ENOTTY)"),
-            ("rustix::fs::ioctl_setflags(&g, rustix::fs::IFlags::NODUMP).map_err(Errno::from)", "Err(ENOTTY)"),
-        ],
-    },
-    Known {
-        case: "what FUSE has no word for",
         why: "FUSE has no word for shared extents",
         sides: BOTH,
         steps: &[("rustix::fs::ioctl_ficlone(&g, &f).map_err(Errno::from)", "Err(EOPNOTSUPP)")],
@@ -112,12 +103,6 @@ pub const KNOWN: &[Known] = &[
             ("direct_write(&direct, 4096, 5, 0)", "Ok(4096)"),
             ("direct_write(&direct, 4096, 0, 1)", "Ok(4096)"),
         ],
-    },
-    Known {
-        case: "devices by name",
-        why: "device nodes have no effect on the mount (nodev)",
-        sides: BOTH,
-        steps: &[(r#"open("null", RDWR).map(|null| write(&null, b"x"))"#, "Err(EACCES)")],
     },
     Known {
         case: "flags of vectors that FUSE does not carry",
