@@ -7,7 +7,7 @@
 #   FSX_OPERATIONS, FSX_SEEDS     as for judges/run.sh
 set -euo pipefail
 
-[ $# -gt 0 ] || set -- programs::=15 parity::=1
+[ $# -gt 0 ] || set -- programs::=15 parity::=11 semantics::=8
 # Debian's nobody; there need not be a name for it.
 user=65534
 

@@ -302,7 +302,7 @@ impl FileSystem {
             let mode = FallocateFlags::from_bits_retain(mode as u32);
             rustix::fs::fallocate(&handle.file, mode, offset, length)
         };
-        let done = if origin.uid == 0 { with_fsetid(allocate) } else { without_fsetid(allocate) };
+        let done = with_fsetid(|| origin.identity().with(allocate));
         self.cache.changed(handle.inode.id);
         done
     }
@@ -334,7 +334,7 @@ impl FileSystem {
                 length,
             )
         };
-        let copied = if origin.uid == 0 { with_fsetid(copy) } else { without_fsetid(copy) };
+        let copied = with_fsetid(|| origin.identity().with(copy));
         self.cache.changed(target.inode.id);
         copied.map(|n| n as u32)
     }
