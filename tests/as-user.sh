@@ -4,7 +4,7 @@
 # it already.
 #
 #   as-user.sh [GROUP=COUNT...]   groups of integration tests, and how many there are at least in each
-#   FSX_OPERATIONS, FSX_SEEDS     as for judges/run.sh
+#   FSX_OPERATIONS, FSX_SEEDS     as for judges/run.sh, but by default with a seed that root's run has not had
 set -euo pipefail
 
 [ $# -gt 0 ] || set -- programs::=15 parity::=11 semantics::=8
@@ -60,7 +60,7 @@ chmod 755 "$work"
 mkdir "$work/tree" "$work/toolchain"
 install -d -o "$user" -g "$user" -m 700 "$work/home" "$work/tmp" "$work/run"
 install -m 755 "$warpfs" "$tests" "$judges/fsx" "$work"
-cp -R --no-preserve=ownership include src tests "$work/tree"
+cp -R --no-preserve=ownership docs include src tests "$work/tree"
 chmod -R a+rX "$work/tree"
 # The tests build on the mount, and root's toolchain may lie in root's home.
 mount --bind "$sysroot" "$work/toolchain"
@@ -74,7 +74,7 @@ as_user() { # SECONDS COMMAND...
         env -i -C "$work/home" PATH="$work/toolchain/bin:/usr/local/bin:/usr/bin:/bin" HOME="$work/home" \
         TMPDIR="$work/tmp" XDG_RUNTIME_DIR="$work/run" LC_ALL=C CARGO="$work/toolchain/bin/cargo" \
         WARPFS_BIN="$work/warpfs" WARPFS_ROOT="$work/tree" WARPFS_TEST_UID="$user" JUDGES="$work" \
-        ${FSX_OPERATIONS:+FSX_OPERATIONS="$FSX_OPERATIONS"} ${FSX_SEEDS:+FSX_SEEDS="$FSX_SEEDS"} "$@"
+        ${FSX_OPERATIONS:+FSX_OPERATIONS="$FSX_OPERATIONS"} FSX_SEEDS="${FSX_SEEDS:-3}" "$@"
 }
 
 for group in "$@"; do

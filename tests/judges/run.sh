@@ -6,7 +6,7 @@
 #   run.sh [PROGRAM]            default: target/debug/warpfs
 #   run.sh --build              only builds the judges, and says in which folder
 #   JUDGES                      a folder that has them: nothing is built
-#   FSX_OPERATIONS, FSX_SEEDS   default: 50000 operations for each of "1 2"
+#   FSX_OPERATIONS, FSX_SEEDS   default: 200000 operations for each of "1 2"
 set -euo pipefail
 
 PJDFSTEST=0.2.2
@@ -73,14 +73,14 @@ pjdfstest() { # DIRECTORY NAME
 fsx() { # DIRECTORY NAME
     local seed pids=()
     for seed in ${FSX_SEEDS:-1 2}; do
-        timeout 900 "$tools/fsx" -q -f "$here/fsx.toml" -N "${FSX_OPERATIONS:-50000}" -S "$seed" -P "$work" \
+        timeout 900 "$tools/fsx" -q -f "$here/fsx.toml" -N "${FSX_OPERATIONS:-200000}" -S "$seed" -P "$work" \
             "$1/fsx.$seed" >"$work/fsx.$seed.log" 2>&1 &
         pids+=("$!:$seed")
     done
     for pid in "${pids[@]}"; do
         seed=${pid#*:}
         if wait "${pid%:*}"; then
-            echo "judges: fsx, $2, seed $seed: ${FSX_OPERATIONS:-50000} operations, no difference"
+            echo "judges: fsx, $2, seed $seed: ${FSX_OPERATIONS:-200000} operations, no difference"
         else
             tail -n 5 "$work/fsx.$seed.log" >&2
             fail "fsx, $2, seed $seed"
