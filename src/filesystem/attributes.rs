@@ -83,7 +83,16 @@ impl FileSystem {
         Ok(status.restrict(rustix::fs::fstatvfs(reached)?.f_flag - self.forbids))
     }
 
-    pub(crate) fn setattr(&self, origin: Origin, node: u64, handle: Option<u64>, change: Change) -> Result<Attributes> {
+    /// Without `waits` the answer is EWOULDBLOCK, and nothing is changed, where the file is truncated and somebody else's
+    /// lease on it has to be broken first.
+    pub(crate) fn setattr(
+        &self,
+        origin: Origin,
+        node: u64,
+        handle: Option<u64>,
+        change: Change,
+        waits: bool,
+    ) -> Result<Attributes> {
         if is_virtual(node) {
             // A shell's `>` truncates; nothing else about these files can be changed.
             let only_size = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
@@ -91,13 +100,13 @@ impl FileSystem {
         }
         self.writable()?;
         let inode = self.inodes.get(node)?;
-        with_fsetid(|| self.change(origin, &inode, handle, change))?;
+        with_fsetid(|| self.change(origin, &inode, handle, change, waits))?;
         self.attributes_of(&inode)
     }
 
-    fn change(&self, origin: Origin, inode: &Inode, handle: Option<u64>, change: Change) -> Result<()> {
+    fn change(&self, origin: Origin, inode: &Inode, handle: Option<u64>, change: Change, waits: bool) -> Result<()> {
         if let Some(size) = change.size {
-            self.truncate(origin, inode, handle, size)?;
+            self.truncate(origin, inode, handle, size, waits)?;
         }
         if change.is_chown() {
             let uid = change.uid.map(rustix::fs::Uid::from_raw);
@@ -116,7 +125,7 @@ impl FileSystem {
     }
 
     /// As the caller, so that set-user-id bits go as they would natively.
-    fn truncate(&self, origin: Origin, inode: &Inode, handle: Option<u64>, size: u64) -> Result<()> {
+    fn truncate(&self, origin: Origin, inode: &Inode, handle: Option<u64>, size: u64, waits: bool) -> Result<()> {
         self.cache.changed(inode.id);
         let open = handle.and_then(|number| match self.handles.get(number) {
             Ok(Handle::File(file)) if writes(file.flags) => Some(file),
@@ -126,7 +135,8 @@ impl FileSystem {
         let done = origin.identity().with(|| match open {
             Some(open) => rustix::fs::ftruncate(&open.file, size),
             None => {
-                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let flags = if waits { flags } else { flags | OFlags::NONBLOCK };
                 let file = rustix::fs::open(proc_path(&reached), flags, Mode::empty())?;
                 rustix::fs::ftruncate(file, size)
             }

@@ -62,10 +62,9 @@ pub(crate) struct Write<'d> {
 
 impl FileSystem {
     /// `register` makes a backing of an O_PATH descriptor. Without `waits` the answer is EWOULDBLOCK where somebody
-    /// else's lease on the file has to be broken first, which can take a minute.
+    /// else's lease on the file has to be broken first, which can take a minute. The kernel truncates afterwards, by SETATTR.
     pub(crate) fn open(
         &self,
-        origin: Origin,
         node: u64,
         flags: i32,
         waits: bool,
@@ -78,20 +77,18 @@ impl FileSystem {
         if flags & OPENED_TO_EXECUTE != 0 && self.may_not_execute(&inode)? {
             return Err(Errno::ACCESS);
         }
-        let truncates = flags & libc::O_TRUNC != 0;
-        if writes(flags) || truncates {
+        if writes(flags) {
             self.writable()?;
             self.cache.changed(inode.id);
         }
-        let asked = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let shared = flags & SHARED_FLAGS & !libc::O_TRUNC;
+        let asked = OFlags::from_bits_retain(shared as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
         let wanted = if waits { asked } else { asked | OFlags::NONBLOCK };
         let reached = inode.reach()?;
-        let reopen = || rustix::fs::open(proc_path(&reached), wanted, Mode::empty());
-        let file = if truncates { with_fsetid(|| origin.identity().with(reopen)) } else { reopen() };
-        let file = match file {
+        let file = match rustix::fs::open(proc_path(&reached), wanted, Mode::empty()) {
             // O_NOATIME is the owner's to use, which a daemon that is not root may not be.
             Err(Errno::PERM) if wanted.contains(OFlags::NOATIME) => {
-                rustix::fs::open(proc_path(&inode.reach()?), wanted - OFlags::NOATIME, Mode::empty())?
+                rustix::fs::open(proc_path(&reached), wanted - OFlags::NOATIME, Mode::empty())?
             }
             other => other?,
         };

@@ -98,7 +98,14 @@ impl Filesystem for Fuse {
     ) {
         self.workers.serve(|| {
             let change = Change { mode, uid, gid, size, atime, mtime };
-            attributes(reply, self.fs.setattr(Origin::from(req), ino.0, fh.map(|fh| fh.0), change));
+            let (fs, origin, handle) = (self.fs.clone(), Origin::from(req), fh.map(|fh| fh.0));
+            match fs.setattr(origin, ino.0, handle, change, false) {
+                // A truncation waits for a lease as opening does.
+                Err(rustix::io::Errno::WOULDBLOCK) => self.fs.waiting.run(move |may_wait| {
+                    attributes(reply, fs.setattr(origin, ino.0, handle, change, may_wait));
+                }),
+                done => attributes(reply, done),
+            }
         });
     }
 
@@ -172,12 +179,12 @@ impl Filesystem for Fuse {
                     Err(e) => reply.error(e.errno()),
                 };
             }
-            let (fs, origin) = (self.fs.clone(), Origin::from(req));
-            match fs.open(origin, ino.0, flags.0, false, |fd| reply.open_backing(fd)) {
+            let fs = self.fs.clone();
+            match fs.open(ino.0, flags.0, false, |fd| reply.open_backing(fd)) {
                 // Waiting for a lease is not a worker's: there are few of them.
                 Err(rustix::io::Errno::WOULDBLOCK) if flags.0 & libc::O_NONBLOCK == 0 => {
                     self.fs.waiting.run(move |may_wait| {
-                        let again = || fs.open(origin, ino.0, flags.0, true, |fd| reply.open_backing(fd));
+                        let again = || fs.open(ino.0, flags.0, true, |fd| reply.open_backing(fd));
                         let found = if may_wait { again() } else { Err(rustix::io::Errno::AGAIN) };
                         opened(reply, found);
                     });

@@ -261,12 +261,12 @@ fn descriptors_for_inodes() -> usize {
 }
 
 /// Asks the kernel for what this file system can do. Never the writeback cache: the kernel would hold bytes that the
-/// cache knows nothing of. Never the locks: the kernel keeps them better among the users of one mount.
+/// cache knows nothing of. Never the locks: the kernel keeps them better among the users of one mount. Never the truncation
+/// as a part of opening: the kernel asks for it before it sees that the file is a program that runs.
 pub(crate) fn negotiate(fuse: &mut Fuse, config: &mut KernelConfig) {
     let offered = config.capabilities();
     let mut ask = |flags: InitFlags| config.add_capabilities(flags).is_ok();
     for flag in [
-        InitFlags::FUSE_ATOMIC_O_TRUNC,
         InitFlags::FUSE_AUTO_INVAL_DATA,
         InitFlags::FUSE_ASYNC_DIO,
         InitFlags::FUSE_PARALLEL_DIROPS,

@@ -281,6 +281,14 @@ fn who_waits_for_a_lease_keeps_nobody_else_waiting() {
             std::thread::spawn(move || fs::read(path))
         })
         .collect();
+    let truncated = {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("no NUL");
+        std::thread::spawn(move || {
+            // SAFETY: the name is a C string that lives over the call.
+            let done = unsafe { libc::truncate(name.as_ptr(), 7) };
+            if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        })
+    };
     std::thread::sleep(std::time::Duration::from_millis(300));
     let begun = std::time::Instant::now();
     for i in 0..20 {
@@ -289,7 +297,9 @@ fn who_waits_for_a_lease_keeps_nobody_else_waiting() {
     }
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
     assert!(waiting.iter().any(|thread| !thread.is_finished()), "the control: they do wait");
+    assert!(!truncated.is_finished(), "the control: it does wait");
     drop(holder);
+    truncated.join().expect("no panic").expect("truncated after all");
     for thread in waiting {
         assert_eq!(thread.join().expect("no panic").expect("opened after all"), b"content");
     }

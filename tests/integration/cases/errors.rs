@@ -359,18 +359,23 @@ fn m18_a_running_program_is_not_written_to() {
     for options in EACH_WAY {
         let mounted = Mounted::with(options);
         let write = |path: &Path| errno(open(OpenOptions::new().write(true), path));
+        // Opened for reading, and truncated by that: the kernel refuses only after the file system has opened it.
+        let truncate = |path: &Path| errno(open(OpenOptions::new().read(true).custom_flags(libc::O_TRUNC), path));
         for (runs, other) in [(&mounted.mountpoint, &mounted.source), (&mounted.source, &mounted.mountpoint)] {
             let program = runs.join("program");
             fs::copy("/bin/sleep", &program).expect("copied");
             assert_eq!(write(&program), None, "the control: nobody runs it");
+            let size = fs::metadata(&program).expect("stat").len();
             let mut child = Command::new(&program).arg("60").spawn().expect("started");
             eventually("it runs", || {
                 fs::read_link(format!("/proc/{}/exe", child.id())).is_ok_and(|exe| exe == program)
             });
             let (here, there) = (write(&program), write(&other.join("program")));
+            let truncated = (truncate(&program), fs::metadata(&program).expect("stat").len());
             let _ = child.kill();
             let _ = child.wait();
             assert_eq!(here, Some(libc::ETXTBSY), "where it runs, mounted with {options:?}");
+            assert_eq!(truncated, (Some(libc::ETXTBSY), size), "where it runs, mounted with {options:?}");
             // Behind a mount that runs it nobody knows of it; but who runs it behind the mount is respected.
             if runs == &mounted.source {
                 assert_eq!(there, Some(libc::ETXTBSY), "on the mount, mounted with {options:?}");
