@@ -1,6 +1,7 @@
 //! How many workers wait for requests. The kernel wakes the one that has waited longest, so with many waiting each request
 //! goes to a thread whose processor sleeps, which costs more than the request itself. So only a few wait in the kernel; the
-//! others are parked here at the end of a request, and are called as soon as nobody waits any more. Called by the adapter
+//! others are parked here at the end of a request, and are called as soon as nobody waits any more. To call one costs as
+//! much as a request too, so where that happens more stay, until for a while they were not needed. Called by the adapter
 //! around every request; a panic in one is its own end (its reply says EIO when it is dropped), and not its worker's.
 
 use parking_lot::{Condvar, Mutex};
@@ -10,16 +11,21 @@ use std::sync::Arc;
 
 /// Workers that wait in the kernel when there is nothing to do: one would have to be back before the next request.
 const WAITING: usize = 2;
+/// After so many requests that left somebody waiting one worker fewer stays.
+const CALM: u32 = 256;
 
 pub(crate) struct Workers {
     state: Mutex<State>,
     needed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     /// Workers in the kernel, waiting for a request.
     waiting: usize,
+    /// How many of them stay when there is nothing to do; `WAITING` at least.
+    wanted: usize,
+    /// Requests in a row that left somebody waiting.
+    calm: u32,
     /// Those of them that have served, and so will be noticed when they end. While there is none nobody parks: he might
     /// never be called.
     noticed: usize,
@@ -55,7 +61,7 @@ pub(super) fn caught(request: impl FnOnce()) {
 impl Workers {
     /// `count` workers are about to wait for requests.
     pub(crate) fn new(count: usize) -> Arc<Workers> {
-        let state = State { waiting: count, ..State::default() };
+        let state = State { waiting: count, wanted: WAITING, calm: 0, noticed: 0, parked: 0, called: 0, over: false };
         Arc::new(Workers { state: Mutex::new(state), needed: Condvar::new() })
     }
 
@@ -76,7 +82,15 @@ impl Workers {
         let mut state = self.state.lock();
         state.waiting = state.waiting.saturating_sub(1);
         state.noticed = state.noticed.saturating_sub(usize::from(noticed));
-        if state.waiting == 0 && state.parked > state.called {
+        if state.waiting > 0 {
+            state.calm += 1;
+            if state.calm >= CALM {
+                state.calm = 0;
+                state.wanted = WAITING.max(state.wanted - 1);
+            }
+        } else if state.parked > state.called {
+            state.calm = 0;
+            state.wanted += 1;
             state.called += 1;
             self.needed.notify_one();
         }
@@ -85,7 +99,7 @@ impl Workers {
     /// This worker has served it, and goes to wait for the next; or stays here until it is needed.
     fn enter(&self) {
         let mut state = self.state.lock();
-        while !state.over && state.waiting >= WAITING && state.noticed > 0 {
+        while !state.over && state.waiting >= state.wanted && state.noticed > 0 {
             state.parked += 1;
             self.needed.wait(&mut state);
             state.parked -= 1;
@@ -173,11 +187,20 @@ mod tests {
     fn most_park_all_are_called_and_all_end() {
         let (workers, kernel, threads) = start(8);
         for _ in 0..20 {
-            // One after the other: two go on waiting, the others park.
-            for _ in 0..50 {
+            // One after the other: two go on waiting, the others park, in time.
+            for _ in 0..8 * CALM {
                 let (done, heard) = channel();
                 kernel.send(move || done.send(()).expect("heard"));
                 heard.recv_timeout(Duration::from_secs(30)).expect("served");
+                let idle = || {
+                    let state = workers.state.lock();
+                    state.waiting + state.parked == 8
+                };
+                let begun = Instant::now();
+                while !idle() {
+                    assert!(begun.elapsed() < Duration::from_secs(30), "not in time");
+                    std::thread::yield_now();
+                }
             }
             eventually(|| {
                 let state = workers.state.lock();
