@@ -8,7 +8,7 @@ use super::attributes::Entry;
 use super::error::Result;
 use super::handle::{FileHandle, Handle, writes};
 use super::inode::{Inode, Mode as OpenMode};
-use super::names::{FOUND, Made};
+use super::names::Made;
 use super::origin::{Origin, with_fsetid, without_fsetid};
 use super::proc_path;
 use super::status::Status;
@@ -120,7 +120,7 @@ impl FileSystem {
         let mode = Mode::from_raw_mode(made.mode & 0o7777);
         let at = parent.reach()?;
         let file = self.make(origin, made, || rustix::fs::openat(&at, name, wanted, mode))?;
-        let (path, status) = path_to(&file, &at, name)?;
+        let (path, status) = path_to(&file)?;
         let mut entry = self.entry(path, status, &parent, name)?;
         let inode = self.inodes.get(entry.node)?;
         if inode.kind != FileType::RegularFile {
@@ -337,16 +337,10 @@ impl FileSystem {
     }
 }
 
-/// An O_PATH descriptor of `file`, which was found as `name` a moment ago: by that name if it is still there.
-fn path_to(file: &OwnedFd, at: impl AsFd, name: &OsStr) -> Result<(OwnedFd, Status)> {
-    let status = Status::of(file)?;
-    match rustix::fs::openat(at, name, FOUND, Mode::empty()) {
-        Ok(named) if Status::of(&named)?.place() == status.place() => Ok((named, status)),
-        _ => {
-            let path = rustix::fs::open(proc_path(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-            Ok((path, status))
-        }
-    }
+/// An O_PATH descriptor of `file`, and what it is.
+fn path_to(file: &OwnedFd) -> Result<(OwnedFd, Status)> {
+    let path = rustix::fs::open(proc_path(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((path, Status::of(file)?))
 }
 
 /// The kernel writes with the credentials of this moment: with CAP_FSETID set-user-id bits would survive.

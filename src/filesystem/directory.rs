@@ -21,12 +21,15 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Bytes of entries that are taken from the source at once: as many entries as fit into the 32 KiB in which the C library
 /// asks for them, where each takes some bytes more.
 const BATCH: usize = 24 * 1024;
+
+/// Bytes of an entry beside its name, at most: `struct linux_dirent64`, the terminating NUL and the padding.
+const BESIDE_NAME: usize = 19 + 8;
 
 /// An open directory; of the virtual one there is nothing to keep.
 pub(crate) enum DirectoryHandle {
@@ -43,6 +46,8 @@ pub(crate) struct Ahead {
     /// Their names, one after the other.
     names: Vec<u8>,
     buffer: Vec<MaybeUninit<u8>>,
+    /// The number of the directory's entries where one batch had them all, else 0.
+    all: usize,
 }
 
 /// One entry that was read; its name lies in `names`.
@@ -72,6 +77,45 @@ pub(crate) struct KeptListing {
     filled: Option<Instant>,
     /// For so many opens more the entries' attributes are taken to be wanted too.
     wants_attributes: u8,
+}
+
+/// Attributes that the kernel got within this time will not be out of date while a listing is looked at.
+const FRESH: Duration = Duration::from_millis(700);
+
+/// A directory of so few entries gains nothing from a listing in two pieces: that is one request more.
+const FEW: usize = 8;
+
+/// How many entries of a directory the kernel has got with their attributes lately: since `since`, in milliseconds of the
+/// monotonic clock. Only a hint, and so not exact when many count at once.
+#[derive(Default)]
+pub(crate) struct Fresh {
+    since: AtomicU32,
+    entries: AtomicU32,
+}
+
+impl Fresh {
+    /// One entry is given out now.
+    pub(crate) fn given(&self) {
+        let now = now();
+        if self.over(now) {
+            self.since.store(now, Ordering::Relaxed);
+            self.entries.store(0, Ordering::Relaxed);
+        }
+        self.entries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn entries(&self) -> usize {
+        if self.over(now()) { 0 } else { self.entries.load(Ordering::Relaxed) as usize }
+    }
+
+    fn over(&self, now: u32) -> bool {
+        now.wrapping_sub(self.since.load(Ordering::Relaxed)) > FRESH.as_millis() as u32
+    }
+}
+
+fn now() -> u32 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    (now.tv_sec as u32).wrapping_mul(1000).wrapping_add(now.tv_nsec as u32 / 1_000_000)
 }
 
 /// Opens for which a directory is remembered as one whose entries are looked at.
@@ -123,7 +167,7 @@ impl FileSystem {
             DirectoryHandle::Real { inode, .. } => Some(inode),
             DirectoryHandle::Virtual => None,
         };
-        directory.list(self, offset, |listed| {
+        directory.list(self, offset, |listed, _| {
             // As stat will show it: another mount in the source has numbers of its own.
             let number = inode.map_or(listed.number, |inode| self.inodes.number_of(inode, listed.number));
             reply.add(INodeNo(number), listed.next, kind_of(listed.kind), listed.name)
@@ -132,11 +176,34 @@ impl FileSystem {
 
     pub(crate) fn readdirplus(&self, handle: u64, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
         let directory = self.handles.directory(handle)?;
-        if let (DirectoryHandle::Real { inode, .. }, 1..) = (&*directory, offset) {
-            // The kernel goes on with attributes only where those before were used.
-            inode.asked.fetch_add(1, Ordering::Relaxed);
+        let mut fresh = 0;
+        if let DirectoryHandle::Real { inode, .. } = &*directory {
+            if offset == 0 {
+                fresh = inode.fresh.entries();
+            } else {
+                // The kernel goes on with attributes only where those before were used.
+                inode.asked.fetch_add(1, Ordering::Relaxed);
+            }
         }
-        directory.list(self, offset, |listed| match self.entry_of(&directory, listed) {
+        let mut pieces = 0..usize::MAX;
+        directory.list(self, offset, |listed, all| {
+            // The kernel asks for the first piece with attributes, and for the next only where those were used. What it
+            // has got one by one just now it need not get again: then the first piece is one entry.
+            if pieces.start == 0 && all > FEW && fresh >= all - all / 4 {
+                pieces.end = 1;
+            }
+            pieces.next().is_none() || self.add_with_attributes(&directory, listed, reply)
+        })
+    }
+
+    /// Adds the entry, if there is still room for it; true if there is not.
+    fn add_with_attributes(
+        &self,
+        directory: &DirectoryHandle,
+        listed: &Listed<'_>,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> bool {
+        match self.entry_of(directory, listed) {
             Ok((entry, counted)) => {
                 let keep = entry.attributes.keep;
                 let generation = fuser::Generation(entry.generation);
@@ -153,7 +220,7 @@ impl FileSystem {
                 let attr = nameless(listed);
                 reply.add(attr.ino, listed.next, listed.name, &Duration::ZERO, &attr, fuser::Generation(0))
             }
-        })
+        }
     }
 
     /// While the kernel hands a piece of a listing out, the next is read. What goes wrong now is said when it is asked for.
@@ -218,14 +285,15 @@ fn nameless(listed: &Listed<'_>) -> FileAttr {
 }
 
 impl DirectoryHandle {
-    /// Hands entries from `offset` on to `full` until it says that it can take no more; that one is handed out again.
-    fn list(&self, fs: &FileSystem, offset: u64, mut full: impl FnMut(&Listed<'_>) -> bool) -> Result<()> {
+    /// Hands entries from `offset` on to `full` until it says that it can take no more; that one is handed out again. It
+    /// is also told how many entries the directory has, if that is known and few: else 0.
+    fn list(&self, fs: &FileSystem, offset: u64, mut full: impl FnMut(&Listed<'_>, usize) -> bool) -> Result<()> {
         fs.served.listings.fetch_add(1, Ordering::Relaxed);
         let (inode, file, ahead) = match self {
             DirectoryHandle::Real { inode, file, ahead } => (inode, file, ahead),
             DirectoryHandle::Virtual => {
                 for listed in fs.control.entries().into_iter().skip(usize::try_from(offset).unwrap_or(usize::MAX)) {
-                    if full(&listed) {
+                    if full(&listed, 0) {
                         break;
                     }
                 }
@@ -249,7 +317,7 @@ impl DirectoryHandle {
             while let Some(Read { number, next, kind, name }) = ahead.entries.front().cloned() {
                 let name = OsStr::from_bytes(&ahead.names[name]);
                 let hidden = hides && control::is_reserved(name);
-                if !hidden && full(&Listed { number, next, kind, name }) {
+                if !hidden && full(&Listed { number, next, kind, name }, ahead.all) {
                     return Ok(());
                 }
                 given |= !hidden;
@@ -264,7 +332,8 @@ impl DirectoryHandle {
 impl Ahead {
     /// Reads the next entries; false at the end of the directory.
     fn read(&mut self, file: &OwnedFd) -> Result<bool> {
-        let Ahead { entries, names, buffer, .. } = self;
+        let from_the_start = self.at == 0;
+        let Ahead { entries, names, buffer, all, .. } = self;
         names.clear();
         buffer.resize(BATCH, MaybeUninit::uninit());
         let mut batch = RawDir::new(file, buffer);
@@ -282,6 +351,9 @@ impl Ahead {
                 break;
             }
         }
+        // Where the longest entry would have had room there was none left.
+        let taken = names.len() + entries.len() * BESIDE_NAME;
+        *all = if from_the_start && taken + 255 + BESIDE_NAME <= BATCH { entries.len() } else { 0 };
         Ok(!entries.is_empty())
     }
 }

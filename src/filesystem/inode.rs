@@ -7,7 +7,7 @@ mod numbering;
 
 pub(crate) use numbering::{is_virtual, virtual_node};
 
-use super::directory::KeptListing;
+use super::directory::{Fresh, KeptListing};
 use super::error::Result;
 use super::location::{Handle, Location, Named, Reached};
 use super::status::{Changes, Place, Status};
@@ -46,6 +46,7 @@ pub(crate) struct Inode {
     lookups: AtomicU64,
     /// Of a directory: what was asked about its entries one by one since it was last opened.
     pub(crate) asked: AtomicU32,
+    pub(crate) fresh: Fresh,
     pub(crate) opens: Mutex<Opens>,
 }
 
@@ -150,6 +151,7 @@ impl Inodes {
             location: Location::Descriptor(root),
             lookups: AtomicU64::new(1),
             asked: AtomicU32::new(0),
+            fresh: Fresh::default(),
             opens: Mutex::default(),
         };
         Inodes {
@@ -359,6 +361,7 @@ impl Table {
             location,
             lookups: AtomicU64::new(1),
             asked: AtomicU32::new(0),
+            fresh: Fresh::default(),
             opens: Mutex::default(),
         });
         self.by_node.insert(node, inode.clone());

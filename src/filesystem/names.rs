@@ -45,6 +45,7 @@ impl FileSystem {
         // Most lookups are of what the kernel knew a second ago: one call tells that it is the same.
         let status = Status::at(&at, name)?;
         if let Some(inode) = self.inodes.recall(&status, &at, (parent, name)) {
+            parent.fresh.given();
             return Ok(self.entry_for(&inode, &status));
         }
         self.look(&at, parent, name)
@@ -68,6 +69,7 @@ impl FileSystem {
         let foreign = status.place().mount != parent.mount || parent.foreign;
         let flags = if foreign { Some(rustix::fs::fstatvfs(&descriptor)?.f_flag) } else { None };
         let inode = self.inodes.looked_up(descriptor, &status, parent, name);
+        parent.fresh.given();
         Ok(self.entry_for(&inode, &flags.map_or(status, |flags| status.restrict(flags - self.forbids))))
     }
 
@@ -115,7 +117,9 @@ impl FileSystem {
     /// Makes something as the caller and under the caller's umask.
     pub(crate) fn make<T>(&self, origin: Origin, made: Made, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let umask = if self.applies_umask.load(Ordering::Relaxed) { made.umask } else { 0 };
-        with_fsetid(|| origin.identity().with(|| with_umask(umask, work)))
+        let work = || origin.identity().with(|| with_umask(umask, work));
+        // The capability counts only for a set-group-id bit that is asked for, outside of the caller's groups.
+        if made.mode & libc::S_ISGID == 0 { work() } else { with_fsetid(work) }
     }
 
     pub(crate) fn link(&self, node: u64, parent: u64, name: &OsStr) -> Result<Entry> {
