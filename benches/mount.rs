@@ -41,7 +41,8 @@ const NOBODY: u32 = 65534;
 
 /// The environment: `ROUNDS` (9), `ROWS` (words with commas; a row whose name has one of them is measured), `JSON`
 /// (where the figures go), `WARPFS_BENCH_DIR` (where the directories are made), `BENCH_USER=1` (the write rows as an
-/// ordinary user), `MILLION=1` (mounting a million files, and the daemons' memory).
+/// ordinary user), `MILLION=1` (mounting a million files, and the daemons' memory). On a machine without cargo the
+/// binary of this bench runs as it is, with `WARPFS_BIN` (the program) and `WARPFS_ROOT` (this repository).
 struct Settings {
     rounds: usize,
     rows: Vec<String>,
@@ -54,7 +55,9 @@ struct Settings {
 impl Settings {
     fn from_environment() -> Settings {
         let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let default_json = || Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench-mount.json");
+        // Where it was not built that folder need not exist.
+        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench-mount.json");
+        let default_json = || if built.parent().is_some_and(Path::is_dir) { built } else { "bench-mount.json".into() };
         Settings {
             rounds: text("ROUNDS").map_or(9, |n| n.parse().expect("ROUNDS is a number")).max(1),
             rows: text("ROWS").map_or_else(Vec::new, |words| words.split(',').map(str::to_string).collect()),

@@ -58,21 +58,25 @@ pub struct Row {
 /// All rows, in the order of the tables.
 pub fn all() -> Vec<Row> {
     let mut rows = Vec::new();
-    for (names, block, jobs, direct, writes) in [
-        (&["read 1 MiB"], MIB, 1, false, false),
-        (&["read 1 MiB, O_DIRECT"], MIB, 1, true, false),
-        (&["write 1 MiB"], MIB, 1, false, true),
-        (&["write 1 MiB, O_DIRECT"], MIB, 1, true, true),
-        (&["random read 4 KiB, 1 job"], PAGE, 1, false, false),
-        (&["random read 4 KiB, 8 jobs"], PAGE, 8, false, false),
-        (&["random read 4 KiB, 1 job, O_DIRECT"], PAGE, 1, true, false),
-        (&["random read 4 KiB, 8 jobs, O_DIRECT"], PAGE, 8, true, false),
-        (&["random write 4 KiB, 1 job"], PAGE, 1, false, true),
-        (&["random write 4 KiB, 8 jobs"], PAGE, 8, false, true),
-        (&["random write 4 KiB, 1 job, O_DIRECT"], PAGE, 1, true, true),
-        (&["random write 4 KiB, 8 jobs, O_DIRECT"], PAGE, 8, true, true),
+    let many = transfer::JOBS;
+    for (names, block, jobs, direct, writes, apart) in [
+        (&["read 1 MiB"], MIB, 1, false, false, false),
+        (&["read 1 MiB, O_DIRECT"], MIB, 1, true, false, false),
+        (&["write 1 MiB"], MIB, 1, false, true, false),
+        (&["write 1 MiB, O_DIRECT"], MIB, 1, true, true, false),
+        (&["random read 4 KiB, 1 job"], PAGE, 1, false, false, false),
+        (&["random read 4 KiB, 8 jobs"], PAGE, many, false, false, false),
+        (&["random read 4 KiB, 8 jobs, a file each"], PAGE, many, false, false, true),
+        (&["random read 4 KiB, 1 job, O_DIRECT"], PAGE, 1, true, false, false),
+        (&["random read 4 KiB, 8 jobs, O_DIRECT"], PAGE, many, true, false, false),
+        (&["random write 4 KiB, 1 job"], PAGE, 1, false, true, false),
+        (&["random write 4 KiB, 8 jobs"], PAGE, many, false, true, false),
+        (&["random write 4 KiB, 8 jobs, a file each"], PAGE, many, false, true, true),
+        (&["random write 4 KiB, 1 job, O_DIRECT"], PAGE, 1, true, true, false),
+        (&["random write 4 KiB, 8 jobs, O_DIRECT"], PAGE, many, true, true, false),
+        (&["random write 4 KiB, 8 jobs, O_DIRECT, a file each"], PAGE, many, true, true, true),
     ] {
-        let transfer = Transfer { block, jobs, direct, writes };
+        let transfer = Transfer { block, jobs, direct, writes, apart };
         rows.push(Row {
             names,
             unit: if block == PAGE { Unit::Operations } else { Unit::Bytes(block as u64) },

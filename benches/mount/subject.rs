@@ -91,6 +91,11 @@ pub fn mount_all(folder: &Path, source: &Path) -> Result<Vec<Subject>, String> {
     Ok(subjects)
 }
 
+/// The program; elsewhere than it was built, `WARPFS_BIN` says where it is.
+fn warpfs() -> PathBuf {
+    std::env::var_os("WARPFS_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_warpfs").into()).into()
+}
+
 /// Mounts one subject; a peer that is not installed or does not mount is a subject that was refused.
 pub fn mount(name: &'static str, folder: &Path, source: &Path) -> Result<Subject, String> {
     let root = folder.join(name);
@@ -99,7 +104,7 @@ pub fn mount(name: &'static str, folder: &Path, source: &Path) -> Result<Subject
     let for_others = rustix::process::geteuid().is_root();
     let mut command = match name {
         WARPFS | WARPFS_DAEMON => {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_warpfs"));
+            let mut command = Command::new(warpfs());
             command.args(["mount", "--foreground", "--device", "host"]);
             if for_others {
                 command.arg("--allow-other");
@@ -139,7 +144,7 @@ pub fn mount(name: &'static str, folder: &Path, source: &Path) -> Result<Subject
 }
 
 fn version(name: &str) -> String {
-    let program = if name.starts_with(WARPFS) { env!("CARGO_BIN_EXE_warpfs") } else { name };
+    let program = if name.starts_with(WARPFS) { warpfs() } else { name.into() };
     said(Command::new(program).arg("--version")).lines().next().unwrap_or_default().to_string()
 }
 

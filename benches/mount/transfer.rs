@@ -1,19 +1,24 @@
 //! The bytes of files: reads and overwrites in place, through the page cache (which holds the whole file before the
-//! clock starts) or with O_DIRECT, by one or more threads with a descriptor each; and reads of mapped pages.
+//! clock starts) or with O_DIRECT, by one or more threads with a descriptor each, of one file or of one for each; and reads
+//! of mapped pages.
 
 use crate::measure::{Noise, Plan, Site, prepared};
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 pub const READ_SIZE: u64 = 128 << 20;
 /// Small, so that what an overwrite leaves dirty is soon on the disk.
 const WRITE_SIZE: u64 = 64 << 20;
-const READ_FILE: &str = "data/read";
-const WRITE_FILE: &str = "data/write";
+const FOLDER: &str = "data";
+const READ_FILE: &str = "read";
+const WRITE_FILE: &str = "write";
+/// There are files for so many jobs that have one each; together they are as large as the one.
+pub const JOBS: usize = 8;
 /// What O_DIRECT wants of a buffer.
 const ALIGNMENT: usize = 4096;
 
@@ -23,20 +28,28 @@ pub struct Transfer {
     pub jobs: usize,
     pub direct: bool,
     pub writes: bool,
+    /// Each job has a file of its own.
+    pub apart: bool,
 }
 
 pub fn prepare(plan: &Plan) -> io::Result<()> {
-    prepared(plan, "data", |folder| {
-        for (name, size) in [("read", READ_SIZE), ("write", WRITE_SIZE)] {
-            let mut file = File::create(folder.join(name))?;
-            let (mut noise, mut piece) = (Noise::new(size), vec![0; 1 << 20]);
-            for _ in 0..size >> 20 {
-                noise.fill(&mut piece);
-                file.write_all(&piece)?;
-            }
+    prepared(plan, FOLDER, |folder| {
+        for (name, size) in [(READ_FILE, READ_SIZE), (WRITE_FILE, WRITE_SIZE)] {
+            fill(&folder.join(name), size)?;
+            (0..JOBS as u64).try_for_each(|job| fill(&folder.join(part(name, job)), size / JOBS as u64))?;
         }
         Ok(())
     })
+}
+
+fn fill(path: &Path, size: u64) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let (mut noise, mut piece) = (Noise::new(size), vec![0; 1 << 20]);
+    for _ in 0..size >> 20 {
+        noise.fill(&mut piece);
+        file.write_all(&piece)?;
+    }
+    Ok(())
 }
 
 impl Transfer {
@@ -44,10 +57,13 @@ impl Transfer {
     pub fn measure(self, site: &Site<'_>, count: usize) -> io::Result<Duration> {
         let (name, size) = if self.writes { (WRITE_FILE, WRITE_SIZE) } else { (READ_FILE, READ_SIZE) };
         let flags = if self.direct { libc::O_DIRECT } else { 0 };
-        let open = || File::options().read(true).write(self.writes).custom_flags(flags).open(site.root.join(name));
-        let files = (0..self.jobs).map(|_| open()).collect::<io::Result<Vec<File>>>()?;
+        let folder = site.root.join(FOLDER);
+        let (jobs, size) = (self.jobs as u64, if self.apart { size / self.jobs as u64 } else { size });
+        let names = (0..jobs).map(|job| if self.apart { part(name, job) } else { name.to_string() });
+        let open = |name| File::options().read(true).write(self.writes).custom_flags(flags).open(folder.join(name));
+        let files = names.map(open).collect::<io::Result<Vec<File>>>()?;
         if !self.direct {
-            warm(&files[0], size)?;
+            files[..if self.apart { self.jobs } else { 1 }].iter().try_for_each(|file| warm(file, size))?;
         }
         if self.writes {
             site.sync()?;
@@ -97,6 +113,11 @@ impl Transfer {
     }
 }
 
+/// The name of one job's own file.
+fn part(name: &str, job: u64) -> String {
+    format!("{name}-{job}")
+}
+
 fn aligned(memory: &mut [u8], length: usize) -> &mut [u8] {
     let at = memory.as_ptr().align_offset(ALIGNMENT);
     let range: Range<usize> = at..at + length;
@@ -112,7 +133,7 @@ fn warm(file: &File, size: u64) -> io::Result<()> {
 /// Touches each page of the mapped file in turn, as often as it takes; a mapping and its end for each time.
 pub fn touch(site: &Site<'_>, pages: usize) -> io::Result<Duration> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    let file = File::open(site.root.join(READ_FILE))?;
+    let file = File::open(site.root.join(FOLDER).join(READ_FILE))?;
     warm(&file, READ_SIZE)?;
     let size = READ_SIZE as usize;
     let begun = Instant::now();

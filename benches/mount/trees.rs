@@ -53,7 +53,8 @@ pub fn prepare_tar(plan: &Plan) -> io::Result<()> {
     }
     let tree = plan.work.join("tree");
     std::fs::create_dir(&tree)?;
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let repository = std::env::var_os("WARPFS_ROOT").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let repository = Path::new(&repository);
     run(Command::new("cp").arg("-r").args(["src", "tests", "benches"].map(|name| repository.join(name))).arg(&tree))?;
     let there: usize = run(Command::new("find").arg(&tree).args(["-type", "f"]))?.lines().count();
     fill(&tree, TAR_FILES.saturating_sub(there))?;
