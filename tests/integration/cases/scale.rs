@@ -101,7 +101,8 @@ fn m17_memory_comes_back_after_very_many_inodes() {
         after.push(kibibytes(daemon, "VmRSS:"));
         eprintln!("m17: {inodes} inodes in {took:?}; VmRSS {begun} KiB, then {most}, then {after:?}");
     }
-    // For a million inodes that is 100 MB, where they take some 400 while they are known.
-    let bound = (30 << 10) + inodes * 70 / 1024;
+    // For a million inodes that is 100 MB, where they take some 400 while they are known. What stays, whatever their number,
+    // lies scattered in the allocator's pools, of which each processor has some; with a GPU's library the daemon begins higher.
+    let bound = begun + (40 << 10) + inodes * 48 / 1024;
     assert!(after.iter().all(|left| *left < bound), "KiB: {begun}, after each round {after:?}, bound {bound}");
 }
