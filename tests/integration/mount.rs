@@ -324,3 +324,25 @@ fn the_flags_of_a_file_are_shown_and_set() {
         (before, shown, folder, refused, errno(fs::remove_file(&path)))
     });
 }
+
+#[test]
+fn a_listing_leaves_out_what_was_just_looked_at() {
+    let mounted = Mounted::new();
+    let listings = || mounted.stats()["mount"]["listings"].as_u64().expect("a number");
+    // Requests for a listing of 50 entries, and how soon after the first look at them it was over.
+    let listed = |name: String, looks: bool| {
+        fs::create_dir(mounted.source.join(&name)).expect("made");
+        let folder = mounted.mountpoint.join(&name);
+        (0..50).for_each(|i| drop(File::create(mounted.source.join(&name).join(format!("f{i}"))).expect("created")));
+        let begun = std::time::Instant::now();
+        if looks {
+            (0..50).for_each(|i| drop(fs::metadata(folder.join(format!("f{i}"))).expect("there")));
+        }
+        let before = listings();
+        assert_eq!(fs::read_dir(&folder).expect("listed").count(), 50);
+        (listings() - before, begun.elapsed())
+    };
+    assert_eq!(listed("new".into(), false).0, 2, "the control: all entries, with attributes, and the end");
+    let soon = (0..50).map(|i| listed(format!("d{i}"), true)).find(|(_, took)| took.as_millis() < 500);
+    assert_eq!(soon.expect("one of 50 in time").0, 3, "one entry, all others by name, and the end");
+}
