@@ -24,13 +24,8 @@ use std::time::Duration;
 
 /// The caller's open flags that the real descriptor shares. O_APPEND is decided at each write and O_DIRECT would only
 /// bind our buffers; under passthrough the kernel opens the file again with all of the caller's own flags.
-const SHARED_FLAGS: i32 = libc::O_ACCMODE
-    | libc::O_NONBLOCK
-    | libc::O_SYNC
-    | libc::O_DSYNC
-    | libc::O_NOATIME
-    | libc::O_LARGEFILE
-    | libc::O_TRUNC;
+const SHARED_FLAGS: i32 =
+    libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_SYNC | libc::O_DSYNC | libc::O_NOATIME | libc::O_LARGEFILE;
 
 /// `__FMODE_EXEC` of the kernel (linux/fs.h): the file is opened to be executed.
 const OPENED_TO_EXECUTE: i32 = 0x20;
@@ -81,8 +76,8 @@ impl FileSystem {
             self.writable()?;
             self.cache.changed(inode.id);
         }
-        let shared = flags & SHARED_FLAGS & !libc::O_TRUNC;
-        let asked = OFlags::from_bits_retain(shared as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
+        // Without O_TRUNC: a truncation comes by itself, and is refused where a program runs.
+        let asked = OFlags::from_bits_retain((flags & SHARED_FLAGS) as u32) | OFlags::CLOEXEC | OFlags::NOCTTY;
         let wanted = if waits { asked } else { asked | OFlags::NONBLOCK };
         let reached = inode.reach()?;
         let file = match rustix::fs::open(proc_path(&reached), wanted, Mode::empty()) {
@@ -111,7 +106,7 @@ impl FileSystem {
     ) -> Result<(Entry, Opened)> {
         let parent = self.changeable(parent, name)?;
         // What was put there meanwhile may be a FIFO or a link: neither is waited for or followed.
-        let wanted = OFlags::from_bits_retain((flags & (SHARED_FLAGS | libc::O_EXCL)) as u32)
+        let wanted = OFlags::from_bits_retain((flags & (SHARED_FLAGS | libc::O_EXCL | libc::O_TRUNC)) as u32)
             | OFlags::CREATE
             | OFlags::NOFOLLOW
             | OFlags::NONBLOCK
