@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use warpfs::device::{self, Access};
-use warpfs::transfer::{Engine, Options, Request};
+use warpfs::transfer::{Engine, Options, Part, Request};
 
 const ROUNDS: usize = 5;
 /// Nothing here takes longer.
@@ -41,7 +41,8 @@ fn main() {
     }
     println!("readers  slot MiB  median GB/s  best GB/s");
     for (readers, slot_size) in configurations {
-        let engine = Engine::start(importer.clone(), Options { readers, slot_size, slots: 3 }).expect("an engine");
+        let engine =
+            Engine::start(importer.clone(), Options { readers, slot_size, ..Options::default() }).expect("an engine");
         let mut rates: Vec<f64> = (0..ROUNDS).map(|_| load(&engine, memory.as_ref(), &file, size)).collect();
         rates.sort_by(f64::total_cmp);
         println!("{readers:7}  {:8}  {:11.2}  {:9.2}", slot_size >> 20, rates[ROUNDS / 2], rates[ROUNDS - 1]);
@@ -91,17 +92,16 @@ fn steps(memory: &dyn device::Memory, importer: &dyn device::Importer, size: u64
 fn load(engine: &Engine, memory: &dyn device::Memory, file: &File, size: u64) -> f64 {
     let allocation = memory.allocate(memory.info().rounded(size)).expect("room");
     let duplicate = |fd: std::os::fd::BorrowedFd<'_>| -> OwnedFd { fd.try_clone_to_owned().expect("a descriptor") };
+    let part = Part { file: duplicate(file.as_fd()), offset: 0, length: size, place: 0 };
     let request = Request {
-        file: duplicate(file.as_fd()),
         allocation: duplicate(allocation.descriptor()),
         allocation_size: allocation.size(),
-        lead: 0,
-        offset: 0,
-        length: size,
+        slab: None,
+        parts: vec![part],
     };
     let (send, receive) = mpsc::channel();
-    engine.submit(request, Box::new(move |result| send.send(result).expect("somebody waits"))).expect("queued");
-    let loaded = receive.recv_timeout(PATIENCE).expect("in time").expect("loaded");
-    assert_eq!(loaded.buffered, size);
+    engine.submit(request, Box::new(move |ended| send.send(ended).expect("somebody waits"))).expect("queued");
+    let loaded = receive.recv_timeout(PATIENCE).expect("in time").parts.remove(0).expect("loaded");
+    assert_eq!(loaded.bytes, [size, 0, 0]);
     size as f64 / loaded.duration.as_secs_f64() / 1e9
 }

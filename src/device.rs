@@ -98,6 +98,11 @@ pub trait Importer: Send + Sync {
     /// Writes zeros over `length` bytes from `offset` of a writable mapping, and returns when they are there.
     fn zero(&self, mapping: &dyn Mapping, offset: u64, length: u64) -> Result<()>;
 
+    /// Makes all of an allocation zeros to which nobody has written yet, and returns when it is.
+    fn clear(&self, mapping: &dyn Mapping) -> Result<()> {
+        self.zero(mapping, 0, mapping.size())
+    }
+
     /// A lane with `slots` pinned slots of `slot_size` bytes, for one thread. `None` where the processor can store into
     /// a mapping itself and a lane would be a detour (the host device).
     fn lane(&self, slots: usize, slot_size: usize) -> Result<Option<Box<dyn Lane>>>;

@@ -9,49 +9,76 @@ pub mod parent;
 mod process;
 
 use crate::device::Allocation;
-use crate::failure::Result;
+use crate::failure::Failure;
 use crate::source::OpenFile;
+pub use crate::transfer::{Ended, Loaded, Report};
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// One piece of work: bytes of a file to a place in an allocation.
+/// Files to be brought into one allocation.
 pub struct Job {
-    pub file: OpenFile,
     pub allocation: Arc<Allocation>,
+    /// Where more will be put into the same memory: what stays as it is between jobs. Without it the allocation belongs to
+    /// this job's parts, and what they leave of it is zeroed.
+    pub slab: Option<Slab>,
+    /// One of any length, or up to [`crate::protocol::LOAD_PARTS`] short ones in the order of their places.
+    pub parts: Vec<Part>,
+}
+
+/// Bytes of one file, and their place.
+pub struct Part {
+    pub file: OpenFile,
     /// First byte of the file.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// Where the first byte goes in the allocation; the bytes before and after the content are zeroed.
-    pub lead: u64,
+    /// Where the first byte goes in the allocation.
+    pub place: u64,
     pub watch: Arc<Watch>,
 }
 
-/// What others see and say while a job runs.
+/// Memory that is written to more than once.
+#[derive(Clone)]
+pub struct Slab {
+    /// Not 0.
+    pub number: u64,
+    /// Nothing was put into it yet.
+    pub fresh: bool,
+    /// Kept for as long as the loader may have the memory mapped, and dropped after.
+    pub keeper: Arc<dyn Any + Send + Sync>,
+}
+
+/// What others see and say while a part is on its way.
 #[derive(Default)]
 pub struct Watch {
     /// Bytes that have arrived.
     pub loaded: AtomicU64,
-    /// Set, the job ends soon with a failure, unless it is done already.
+    /// Set, the part ends soon with a failure, unless it is done already.
     pub cancelled: AtomicBool,
 }
 
-/// How a job went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Loaded {
-    /// Bytes by route.
-    pub buffered: u64,
-    pub direct: u64,
-    pub gds: u64,
-    /// From the first read to the last completed copy.
-    pub duration: std::time::Duration,
+/// Told how a job went, once, when the allocation is no longer touched for it.
+pub type Done = Box<dyn FnOnce(Ended) + Send>;
+
+impl Job {
+    /// The end of a job of which nothing came.
+    fn failed(&self, failure: &Failure) -> Ended {
+        Ended { parts: self.parts.iter().map(|_| Err(failure.clone())).collect(), report: Report::default() }
+    }
 }
 
 /// Something that can carry out jobs for one device.
 pub trait Loader: Send + Sync {
-    /// Starts `job` and returns at once; `done` is called exactly once, from a thread of the loader's, when the
-    /// allocation is no longer touched. May block for as long as it takes to start a child.
-    fn submit(&self, job: Job, done: Box<dyn FnOnce(Result<Loaded>) + Send>);
+    /// Starts `job` and returns at once; `done` is called from a thread of the loader's. May block for as long as it takes to
+    /// start a child. A job for a slab that the loader does not have any more fails with `Loader`.
+    fn submit(&self, job: Job, done: Done);
+
+    /// Whether more can be put into a slab: the process that has it mapped still runs.
+    fn has(&self, slab: u64) -> bool;
+
+    /// Nothing more comes into a slab.
+    fn forget(&self, slab: u64);
 
     /// Ends the child after its present work. A later job starts a new one.
     fn stop(&self);

@@ -392,17 +392,25 @@ impl DeviceKind {
 pub mod loader_kind {
     /// loader to daemon, once: ready for work.
     pub const READY: u32 = 1;
-    /// daemon to loader: [`super::LoadJob`], with the file's and the allocation's descriptor.
+    /// daemon to loader: [`super::LoadJob`] and its parts, with the descriptors of the allocation and of each part's file.
     pub const LOAD: u32 = 2;
     /// daemon to loader: [`super::LoadId`]; the load ends with DONE soon.
     pub const CANCEL: u32 = 3;
     /// loader to daemon: [`super::LoadProgress`].
     pub const PROGRESS: u32 = 4;
-    /// loader to daemon, once a load: [`super::LoadDone`] and text. The allocation is no longer mapped by the loader.
+    /// loader to daemon, once a load: [`super::LoadDone`] and what follows it. The allocation is no longer mapped by the
+    /// loader, unless it is a slab.
     pub const DONE: u32 = 5;
     /// loader to daemon instead of READY: [`super::ErrorReply`] and text; the loader exits.
     pub const FAILED: u32 = 6;
+    /// daemon to loader: [`super::SlabId`]; nothing more comes into it. Answered with FORGOTTEN.
+    pub const FORGET: u32 = 7;
+    /// loader to daemon: [`super::SlabId`], which it has not mapped any more.
+    pub const FORGOTTEN: u32 = 8;
 }
+
+/// Parts of a load at most: each has a descriptor in the message, of which the system takes 253.
+pub const LOAD_PARTS: usize = 128;
 
 wire! {
     pub struct LoaderReady {
@@ -410,13 +418,28 @@ wire! {
         pub pid: u32,
     }
 
-    /// Copy `length` bytes from `offset` of the file to `lead` in the allocation, and zero the rest of it.
+    /// Bring `parts` files into an allocation; as many [`LoadPart`]s follow. One part may have any length; several are in
+    /// the order of their places, and none is longer than a slot of the ring.
     pub struct LoadJob {
-        pub id: u64,
         pub allocation_size: u64,
-        pub lead: u64,
+        /// The number of the slab that the allocation is, which the loader keeps mapped; 0: it is these parts' alone, and
+        /// what they leave of it becomes zeros.
+        pub slab: u64,
+        pub parts: u32,
+        pub reserved: u32,
+    }
+
+    /// Copy `length` bytes from `offset` of a file to `place` in the allocation.
+    pub struct LoadPart {
+        /// The daemon's number for it, by which both sides speak of it.
+        pub id: u64,
         pub offset: u64,
         pub length: u64,
+        pub place: u64,
+    }
+
+    pub struct SlabId {
+        pub slab: u64,
     }
 
     pub struct LoadId {
@@ -428,8 +451,30 @@ wire! {
         pub loaded: u64,
     }
 
-    /// How a load ended.
+    /// How a load ended. `routes` [`RouteDone`]s follow, then `fallbacks` [`FallbackDone`]s, then `parts` [`PartDone`]s, then
+    /// the texts of the parts that failed.
     pub struct LoadDone {
+        pub routes: u32,
+        pub fallbacks: u32,
+        pub parts: u32,
+        pub reserved: u32,
+    }
+
+    /// What one route did for a load: buffered, direct and gds, in this order.
+    pub struct RouteDone {
+        pub operations: u64,
+        pub bytes: u64,
+        pub nanoseconds: u64,
+        pub errors: u64,
+    }
+
+    /// How often a route was left for one of the reasons, in their order.
+    pub struct FallbackDone {
+        pub count: u64,
+    }
+
+    /// How one part ended.
+    pub struct PartDone {
         pub id: u64,
         /// A [`Code`], or 0 where every byte arrived.
         pub code: u32,
@@ -438,8 +483,10 @@ wire! {
         pub buffered: u64,
         pub direct: u64,
         pub gds: u64,
-        /// Nanoseconds from the first read to the last completed copy.
+        /// Nanoseconds from the load's first read to its last completed copy.
         pub nanoseconds: u64,
+        /// Bytes of its text.
+        pub text: u64,
     }
 }
 

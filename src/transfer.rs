@@ -2,11 +2,19 @@
 //! or who asked, and must never report a load as over while a copy of it is still under way. Called by the loader child.
 
 pub mod buffered;
+pub mod direct;
 pub mod engine;
+pub mod input;
+pub mod load;
 pub mod plan;
+pub mod report;
+pub mod residency;
 pub mod ring;
+pub mod uring;
 
-pub use engine::{Engine, Load, Request};
+pub use engine::{Engine, Part, Request};
+pub use load::{Ended, Load};
+pub use report::{Fallback, Loaded, Report, Route};
 
 /// Bytes of a slot, and so of a chunk. Measured, page cache to one H200 with 12 readers: 52 GB/s with 4 MiB, 51 with 2,
 /// 48 with 1; 8 MiB falls to 37, because the slots leave the processor's cache.
@@ -30,10 +38,12 @@ pub struct Options {
     pub slot_size: usize,
     /// Slots of each lane.
     pub slots: usize,
+    /// Reads past the page cache by io_uring, where the system has it; else each reader waits for its own.
+    pub asynchronous: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { readers: default_readers(), slot_size: SLOT_SIZE, slots: SLOTS }
+        Options { readers: default_readers(), slot_size: SLOT_SIZE, slots: SLOTS, asynchronous: true }
     }
 }

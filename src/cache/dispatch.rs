@@ -6,7 +6,7 @@ use super::placement;
 use super::shelf::{Shelf, copy_of};
 use crate::device::Allocation;
 use crate::failure::{Failure, Result};
-use crate::loader::{Job, Loaded, Watch};
+use crate::loader::{Ended, Job, Loaded, Part, Watch};
 use crate::metrics::Counter;
 use crate::protocol::Code;
 use crate::size::Human;
@@ -119,8 +119,15 @@ impl Shelf {
     ) {
         let flight = Flight::begin(self);
         let allocation = Arc::clone(&block.allocation);
-        let job = Job { file: file.clone(), allocation, offset: 0, length: size, lead, watch };
-        self.loader.submit(job, Box::new(move |result| flight.0.ended(key, number, &file, lead, block, result)));
+        let part = Part { file: file.clone(), offset: 0, length: size, place: lead, watch };
+        let job = Job { allocation, slab: None, parts: vec![part] };
+        let done = move |ended: Ended| {
+            let shelf = &flight.0;
+            shelf.routes.add(&ended.report);
+            let result = ended.parts.into_iter().next().expect("a result for each part");
+            shelf.ended(key, number, &file, lead, block, result);
+        };
+        self.loader.submit(job, Box::new(done));
     }
 
     /// A load came back from the loader.
@@ -139,9 +146,10 @@ impl Shelf {
         match verdict {
             Ok(loaded) => {
                 if self.publish(copy, number) {
-                    self.counters.add(Counter::BytesBuffered, loaded.buffered);
-                    self.counters.add(Counter::BytesDirect, loaded.direct);
-                    self.counters.add(Counter::BytesGds, loaded.gds);
+                    let [buffered, direct, gds] = loaded.bytes;
+                    self.counters.add(Counter::BytesBuffered, buffered);
+                    self.counters.add(Counter::BytesDirect, direct);
+                    self.counters.add(Counter::BytesGds, gds);
                     self.counters.add(Counter::LoadNanoseconds, loaded.duration.as_nanos() as u64);
                 } else {
                     self.again(&key, number, file);

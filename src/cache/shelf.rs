@@ -15,6 +15,7 @@ use crate::metrics::{Counter, Counters};
 use crate::protocol::{Code, State};
 use crate::size::Human;
 use crate::source::{Domain, FileId, OpenFile, Version};
+use crate::transfer::report::Tally;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -36,6 +37,8 @@ pub struct Shelf {
     pub(super) loader: Arc<dyn Loader>,
     pub(super) budget: Arc<Budget>,
     pub(super) counters: Counters,
+    /// What the loads have done, also those that failed.
+    pub(super) routes: Tally,
     pub(super) sessions: Arc<Sessions>,
     pub(super) index: Mutex<Index>,
     /// Signalled when there may be something for the dispatcher.
@@ -167,6 +170,7 @@ impl Shelf {
             loader,
             budget: Budget::new(limit, pieces),
             counters: Counters::default(),
+            routes: Tally::default(),
             sessions,
             index: Mutex::new(Index {
                 files: HashMap::new(),

@@ -6,10 +6,10 @@ use super::packet::{self, Packet};
 use crate::device;
 use crate::failure::{Failure, Result};
 use crate::protocol::{
-    Code, DeviceKind, DeviceUuid, ErrorReply, HOST_UUID, LoadDone, LoadId, LoadJob, LoadProgress, LoaderReady,
-    PROTOCOL_VERSION, loader_kind,
+    Code, DeviceKind, DeviceUuid, ErrorReply, FallbackDone, HOST_UUID, LOAD_PARTS, LoadDone, LoadId, LoadJob, LoadPart,
+    LoadProgress, LoaderReady, PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
 };
-use crate::transfer::{Engine, Load, Options, Request};
+use crate::transfer::{Ended, Engine, Load, Options, Part, Request};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
@@ -25,7 +25,10 @@ pub const EXIT_FAILED: i32 = 1;
 /// How often a load's progress is told at most, and how late a lost device is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the subcommand is given: `loader --socket-fd N --device LABEL --uuid HEX`, and three settings that only tests use.
+/// Bytes of a part's text at most, where there are several: all of them have to fit into one packet.
+const TEXT: usize = 300;
+
+/// What the subcommand is given: `loader --socket-fd N --device LABEL --uuid HEX`, and settings that only tests use.
 #[derive(Clone, Debug)]
 pub struct Arguments {
     /// An inherited SOCK_SEQPACKET socket, which `run` takes for itself.
@@ -37,6 +40,8 @@ pub struct Arguments {
     /// Bytes.
     pub slot_size: Option<usize>,
     pub slots: Option<usize>,
+    /// Reads past the page cache wait for each other, as where io_uring is refused.
+    pub synchronous: bool,
 }
 
 impl Arguments {
@@ -46,8 +51,13 @@ impl Arguments {
         let number = |value: &str| value.parse::<usize>().map_err(|_| wrong(&format!("{value} is no number")));
         let (mut socket, mut device, mut uuid) = (None, None, None);
         let (mut readers, mut slot_size, mut slots) = (None, None, None);
+        let mut synchronous = false;
         let mut words = words.into_iter();
         while let Some(flag) = words.next() {
+            if flag == "--synchronous" {
+                synchronous = true;
+                continue;
+            }
             let value = words.next().ok_or_else(|| wrong(&format!("{flag} needs a value")))?;
             match flag.as_str() {
                 "--socket-fd" => socket = Some(value.parse().map_err(|_| wrong("--socket-fd is no descriptor"))?),
@@ -66,6 +76,7 @@ impl Arguments {
             readers,
             slot_size,
             slots,
+            synchronous,
         })
     }
 }
@@ -83,14 +94,14 @@ pub fn run(arguments: &Arguments) -> i32 {
     match start(arguments) {
         Ok(engine) => {
             let ready = LoaderReady { version: PROTOCOL_VERSION, pid: std::process::id() };
-            if packet::send(socket.as_fd(), loader_kind::READY, &ready, "", &[], true).is_err() {
+            if packet::send(socket.as_fd(), loader_kind::READY, &ready, "", true).is_err() {
                 return EXIT_FAILED;
             }
             Child { socket, engine, loads: Arc::default() }.serve()
         }
         Err(failure) => {
             let reply = ErrorReply { code: failure.code as u32, errno: failure.errno };
-            let _ = packet::send(socket.as_fd(), loader_kind::FAILED, &reply, &failure.message, &[], true);
+            let _ = packet::send(socket.as_fd(), loader_kind::FAILED, &reply, &failure.message, true);
             EXIT_FAILED
         }
     }
@@ -139,12 +150,15 @@ fn start(arguments: &Arguments) -> Result<Engine> {
         readers: arguments.readers.unwrap_or(usual.readers),
         slot_size: arguments.slot_size.unwrap_or(usual.slot_size),
         slots: arguments.slots.unwrap_or(usual.slots),
+        asynchronous: !arguments.synchronous,
     };
     Engine::start(device::importer(&arguments.uuid, kind)?, options)
 }
 
+/// One part of a load.
 struct Running {
     load: Arc<Load>,
+    part: usize,
     told: u64,
 }
 
@@ -211,7 +225,15 @@ impl Child {
                 if let Some((LoadId { id }, _)) = packet.body()
                     && let Some(running) = self.loads.lock().get(&id)
                 {
-                    running.load.cancel();
+                    running.load.cancel(running.part);
+                }
+            }
+            loader_kind::FORGET => {
+                if let Some((slab, _)) = packet.body::<SlabId>() {
+                    self.engine.forget(slab.slab);
+                    if packet::send(self.socket.as_fd(), loader_kind::FORGOTTEN, &slab, "", true).is_err() {
+                        vanish(0);
+                    }
                 }
             }
             // Both ends are the same program: this cannot happen, and hurts nobody.
@@ -220,44 +242,51 @@ impl Child {
     }
 
     fn load(&self, packet: Packet) {
-        let Some((job, _)) = packet.body::<LoadJob>() else {
-            eprintln!("warpfs loader: a job that is too short");
+        let Some((job, wanted)) = read_job(&packet) else {
+            eprintln!("warpfs loader: a job that makes no sense");
             return;
         };
-        let id = job.id;
-        let Ok([file, allocation]) = <[OwnedFd; 2]>::try_from(packet.descriptors) else {
-            done(&self.socket, id, Err(Failure::new(Code::BadRequest, "a job needs two descriptors")));
+        let ids: Vec<u64> = wanted.iter().map(|part| part.id).collect();
+        let mut descriptors = packet.descriptors.into_iter();
+        let allocation = descriptors.next().filter(|_| descriptors.len() == wanted.len());
+        let Some(allocation) = allocation else {
+            done(&self.socket, &ids, failed(&ids, "a job needs a descriptor for its memory and one for each part"));
             return;
         };
+        let part = |(p, file): (LoadPart, OwnedFd)| Part { file, offset: p.offset, length: p.length, place: p.place };
         let request = Request {
-            file,
             allocation,
             allocation_size: job.allocation_size,
-            lead: job.lead,
-            offset: job.offset,
-            length: job.length,
+            slab: (job.slab != 0).then_some(job.slab),
+            parts: wanted.into_iter().zip(descriptors).map(part).collect(),
         };
         // Held until the load is in the table, so that its end finds it there.
         let mut loads = self.loads.lock();
         let (socket, table) = (Arc::clone(&self.socket), Arc::clone(&self.loads));
-        let ended = Box::new(move |result| {
-            table.lock().remove(&id);
-            done(&socket, id, result);
+        let numbers = ids.clone();
+        let over = Box::new(move |ended| {
+            let mut table = table.lock();
+            numbers.iter().for_each(|id| drop(table.remove(id)));
+            drop(table);
+            done(&socket, &numbers, ended);
         });
-        match self.engine.submit(request, ended) {
-            Ok(load) => drop(loads.insert(id, Running { load, told: 0 })),
-            Err(failure) => done(&self.socket, id, Err(failure)),
+        match self.engine.submit(request, over) {
+            Ok(load) => {
+                let running = |part| Running { load: Arc::clone(&load), part, told: 0 };
+                loads.extend(ids.into_iter().enumerate().map(|(part, id)| (id, running(part))));
+            }
+            Err(failure) => done(&self.socket, &ids, failed(&ids, &failure.message)),
         }
     }
 
     /// Tells the progress that was not told yet.
     fn tell(&self) {
         for (id, running) in self.loads.lock().iter_mut() {
-            let loaded = running.load.loaded();
+            let loaded = running.load.loaded(running.part);
             if loaded != running.told {
                 let progress = LoadProgress { id: *id, loaded };
                 // A full socket: the next tick says it.
-                if packet::send(self.socket.as_fd(), loader_kind::PROGRESS, &progress, "", &[], false).is_ok() {
+                if packet::send(self.socket.as_fd(), loader_kind::PROGRESS, &progress, "", false).is_ok() {
                     running.told = loaded;
                 }
             }
@@ -265,20 +294,57 @@ impl Child {
     }
 }
 
-fn done(socket: &OwnedFd, id: u64, result: Result<crate::loader::Loaded>) {
-    let mut body = LoadDone { id, code: 0, errno: 0, buffered: 0, direct: 0, gds: 0, nanoseconds: 0 };
-    let mut text = String::new();
-    match result {
-        Ok(loaded) => {
-            (body.buffered, body.direct, body.gds) = (loaded.buffered, loaded.direct, loaded.gds);
-            body.nanoseconds = u64::try_from(loaded.duration.as_nanos()).unwrap_or(u64::MAX);
-        }
-        Err(failure) => {
-            (body.code, body.errno) = (failure.code as u32, failure.errno);
-            text = failure.message;
-        }
+/// A job and its parts; `None` where the packet is cut short or names too many.
+fn read_job(packet: &Packet) -> Option<(LoadJob, Vec<LoadPart>)> {
+    let mut rest = packet.rest();
+    let job: LoadJob = packet::take(&mut rest)?;
+    let parts = usize::try_from(job.parts).ok().filter(|parts| *parts <= LOAD_PARTS)?;
+    let parts = (0..parts).map(|_| packet::take(&mut rest)).collect::<Option<Vec<LoadPart>>>()?;
+    Some((job, parts))
+}
+
+/// A load that could not begin.
+fn failed(ids: &[u64], why: &str) -> Ended {
+    let failure = Failure::new(Code::BadRequest, why);
+    Ended { parts: ids.iter().map(|_| Err(failure.clone())).collect(), report: Default::default() }
+}
+
+fn done(socket: &OwnedFd, ids: &[u64], ended: Ended) {
+    let Ended { parts, report } = ended;
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let (routes, fallbacks) = (report.routes.len() as u32, report.fallbacks.len() as u32);
+    let mut body = LoadDone { routes, fallbacks, parts: ids.len() as u32, reserved: 0 }.encode();
+    for work in report.routes {
+        let (operations, bytes, errors) = (work.operations, work.bytes, work.errors);
+        let route = RouteDone { operations, bytes, nanoseconds: nanoseconds(work.busy), errors };
+        body.extend(route.encode());
     }
-    if packet::send(socket.as_fd(), loader_kind::DONE, &body, &text, &[], true).is_err() {
+    for count in report.fallbacks {
+        body.extend(FallbackDone { count }.encode());
+    }
+    let limit = if ids.len() == 1 { usize::MAX } else { TEXT };
+    let mut texts = String::new();
+    for (id, part) in ids.iter().zip(parts) {
+        let mut done = PartDone { id: *id, ..PartDone::zeroed() };
+        match part {
+            Ok(loaded) => {
+                [done.buffered, done.direct, done.gds] = loaded.bytes;
+                done.nanoseconds = nanoseconds(loaded.duration);
+            }
+            Err(failure) => {
+                (done.code, done.errno) = (failure.code as u32, failure.errno);
+                let mut end = failure.message.len().min(limit);
+                while !failure.message.is_char_boundary(end) {
+                    end -= 1;
+                }
+                done.text = end as u64;
+                texts.push_str(&failure.message[..end]);
+            }
+        }
+        body.extend(done.encode());
+    }
+    body.extend(texts.bytes());
+    if packet::send_bytes(socket.as_fd(), loader_kind::DONE, &body, &[], true).is_err() {
         // The daemon is gone, and nobody is left to work for.
         vanish(0);
     }

@@ -2,19 +2,21 @@
 //! owns all of that, so nothing here is locked; it must never wait for one job while another could go on.
 
 use super::child::EXIT_LOST;
-use super::packet::Packet;
-use super::parent::{Done, Settings, Shared};
-use super::process::{Ended, Process};
-use super::{Job, Loaded};
+use super::packet::{self, Packet};
+use super::parent::{Settings, Shared};
+use super::process::{Gone, Process};
+use super::{Done, Ended, Job, Loaded, Report};
 use crate::device::Info;
 use crate::failure::{Failure, Result, usual_errno};
 use crate::protocol::{
-    Code, ErrorReply, LoadDone, LoadId, LoadJob, LoadProgress, LoaderReady, PROTOCOL_VERSION, loader_kind,
+    Code, ErrorReply, FallbackDone, LOAD_PARTS, LoadDone, LoadId, LoadJob, LoadPart, LoadProgress, LoaderReady,
+    PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
 };
+use crate::transfer::report::Work;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,9 +26,9 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(50);
 /// How late the end of a dying child is noticed.
 const DYING: Duration = Duration::from_millis(2);
-/// Loads that a child has at a time. Each takes two descriptors on their way, of which the system lets a process have as
-/// many as files; and a few dozen keep every reader busy.
-const WINDOW: usize = 64;
+/// Files that a child has at a time. Each takes a descriptor on its way, of which the system lets a process have as many as
+/// files; and a few batches keep every reader busy.
+const WINDOW: usize = 4 * LOAD_PARTS;
 /// A job is tried so often: the second time on a new child.
 const ATTEMPTS: u32 = 2;
 
@@ -36,7 +38,19 @@ struct Flight {
     done: Done,
     /// Children that have died with it.
     deaths: u32,
-    cancel_sent: bool,
+    /// By part.
+    cancel_sent: Vec<bool>,
+}
+
+impl Flight {
+    fn new(job: Job, done: Done) -> Flight {
+        let cancel_sent = vec![false; job.parts.len()];
+        Flight { job, done, deaths: 0, cancel_sent }
+    }
+
+    fn is_for(&self, slab: u64) -> bool {
+        self.job.slab.as_ref().is_some_and(|s| s.number == slab)
+    }
 }
 
 struct Child {
@@ -44,6 +58,7 @@ struct Child {
     ready: bool,
     /// When it last said anything, or was given work while it had none.
     heard: Instant,
+    /// By the number of the first part; the others' follow it.
     flights: BTreeMap<u64, Flight>,
     /// Loads that it has brought to an end.
     finished: u64,
@@ -60,6 +75,8 @@ pub(super) struct Minder {
     dying: Vec<(Child, Option<String>)>,
     /// Children that were let go and are not collected yet.
     leaving: Vec<Process>,
+    /// Slabs to be forgotten when nothing for them is under way any more.
+    forgetting: Vec<u64>,
     next: u64,
     /// Children in a row that died before they were ready.
     stillborn: u32,
@@ -68,7 +85,8 @@ pub(super) struct Minder {
 impl Minder {
     pub(super) fn new(info: Info, settings: Settings, shared: Arc<Shared>) -> Minder {
         let (waiting, dying, leaving) = (VecDeque::new(), Vec::new(), Vec::new());
-        Minder { info, settings, shared, waiting, child: None, dying, leaving, next: 1, stillborn: 0 }
+        let (child, forgetting) = (None, Vec::new());
+        Minder { info, settings, shared, waiting, child, dying, leaving, forgetting, next: 1, stillborn: 0 }
     }
 
     /// Until the loader is dropped.
@@ -81,6 +99,7 @@ impl Minder {
             }
             self.listen();
             self.cancel();
+            self.forget();
             self.check_silence();
             self.inherit();
             self.hand_out();
@@ -91,7 +110,7 @@ impl Minder {
 
     /// Until somebody wants something, or something could be due.
     fn sleep(&self) {
-        let busy = !self.waiting.is_empty() || !self.leaving.is_empty();
+        let busy = !self.waiting.is_empty() || !self.leaving.is_empty() || !self.forgetting.is_empty();
         let timeout = match &self.child {
             _ if !self.dying.is_empty() => Some(DYING),
             Some(child) if busy || !child.ready || !child.flights.is_empty() => Some(TICK),
@@ -110,8 +129,8 @@ impl Minder {
     fn take_in(&mut self) -> (bool, bool) {
         let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
         let mut inbox = self.shared.inbox.lock();
-        let new = inbox.jobs.drain(..).map(|(job, done)| Flight { job, done, deaths: 0, cancel_sent: false });
-        self.waiting.extend(new);
+        self.waiting.extend(inbox.jobs.drain(..).map(|(job, done)| Flight::new(job, done)));
+        self.forgetting.append(&mut inbox.forget);
         // Kept until the present work is done.
         let stop = inbox.stop;
         (stop, inbox.close)
@@ -156,17 +175,23 @@ impl Minder {
             }
             loader_kind::PROGRESS => {
                 if let Some((LoadProgress { id, loaded }, _)) = packet.body()
-                    && let Some(flight) = child.flights.get(&id)
+                    && let Some((first, flight)) = child.flights.range(..=id).next_back()
+                    && let Some(part) = flight.job.parts.get((id - first) as usize)
                 {
-                    flight.job.watch.loaded.store(loaded, Ordering::Relaxed);
+                    part.watch.loaded.store(loaded, Ordering::Relaxed);
                 }
             }
             loader_kind::DONE => {
-                if let Some((done, text)) = packet.body::<LoadDone>()
-                    && let Some(flight) = child.flights.remove(&done.id)
+                if let Some((first, ended)) = ended(&packet)
+                    && let Some(flight) = child.flights.remove(&first)
                 {
                     child.finished += 1;
-                    end(flight, outcome(&done, text));
+                    end(flight, ended);
+                }
+            }
+            loader_kind::FORGOTTEN => {
+                if let Some((SlabId { slab }, _)) = packet.body() {
+                    child.process.slabs.remove(&slab);
                 }
             }
             _ => {}
@@ -177,10 +202,17 @@ impl Minder {
         format!("the loader for {}", self.info.label)
     }
 
+    /// The child is given nothing more, and with it go its slabs.
+    fn part(&mut self) -> Option<Child> {
+        let child = self.child.take()?;
+        self.shared.pid.store(0, Ordering::Relaxed);
+        self.shared.slabs.lock().retain(|slab| !child.process.slabs.contains_key(slab));
+        Some(child)
+    }
+
     /// The child is dead or as good as.
     fn bury(&mut self, instead: Option<String>) {
-        if let Some(mut child) = self.child.take() {
-            self.shared.pid.store(0, Ordering::Relaxed);
+        if let Some(mut child) = self.part() {
             child.process.expire();
             self.dying.push((child, instead));
         }
@@ -196,7 +228,7 @@ impl Minder {
         }
     }
 
-    fn settle(&mut self, child: Child, ended: Ended, instead: Option<String>) {
+    fn settle(&mut self, child: Child, ended: Gone, instead: Option<String>) {
         // It left by itself because the device was lost: what it had begun has said so, the rest it never touched. That
         // holds only if something had begun, or the next child would be lost in the same way for ever.
         let orderly = ended.code == Some(EXIT_LOST) && child.finished > 0;
@@ -210,51 +242,81 @@ impl Minder {
         }
         for (_, mut flight) in child.flights.into_iter().rev() {
             flight.deaths += u32::from(!orderly);
-            flight.cancel_sent = false;
-            if flight.deaths < ATTEMPTS {
-                flight.job.watch.loaded.store(0, Ordering::Relaxed);
+            flight.cancel_sent.fill(false);
+            if flight.job.slab.is_some() {
+                let ended = flight.job.failed(&Failure::new(Code::Loader, format!("{how} while it loaded this file")));
+                end(flight, ended);
+            } else if flight.deaths < ATTEMPTS {
+                flight.job.parts.iter().for_each(|part| part.watch.loaded.store(0, Ordering::Relaxed));
                 self.waiting.push_front(flight);
             } else {
                 let message = format!("{how} while it loaded this file, and so did the one before it");
-                end(flight, Err(Failure::new(Code::Loader, message)));
+                let ended = flight.job.failed(&Failure::new(Code::Loader, message));
+                end(flight, ended);
             }
         }
     }
 
     /// The child says that it cannot work: nor could another.
     fn give_up(&mut self, failure: Failure) {
-        if let Some(mut child) = self.child.take() {
-            self.shared.pid.store(0, Ordering::Relaxed);
+        if let Some(mut child) = self.part() {
             child.process.dismiss();
             self.leaving.push(child.process);
-            for flight in child.flights.into_values() {
-                self.waiting.push_back(flight);
-            }
+            self.waiting.extend(child.flights.into_values());
         }
         self.fail_waiting(&failure);
     }
 
     fn fail_waiting(&mut self, failure: &Failure) {
         for flight in std::mem::take(&mut self.waiting) {
-            end(flight, Err(failure.clone()));
+            let ended = flight.job.failed(failure);
+            end(flight, ended);
         }
     }
 
     fn cancel(&mut self) {
-        let cancelled = |flight: &Flight| flight.job.watch.cancelled.load(Ordering::Relaxed);
-        if self.waiting.iter().any(cancelled) {
+        let cancelled = |flight: &Flight, part: usize| flight.job.parts[part].watch.cancelled.load(Ordering::Relaxed);
+        // What waits is given up when nobody wants any part of it; until then it costs nothing.
+        let unwanted = |flight: &Flight| (0..flight.job.parts.len()).all(|part| cancelled(flight, part));
+        if self.waiting.iter().any(unwanted) {
             for flight in std::mem::take(&mut self.waiting) {
-                if cancelled(&flight) {
-                    end(flight, Err(Failure::new(Code::Stopping, "the load was cancelled")));
+                if unwanted(&flight) {
+                    let ended = flight.job.failed(&Failure::new(Code::Stopping, "the load was cancelled"));
+                    end(flight, ended);
                 } else {
                     self.waiting.push_back(flight);
                 }
             }
         }
-        if let Some(child) = &mut self.child {
-            for (id, flight) in child.flights.iter_mut().filter(|(_, f)| !f.cancel_sent && cancelled(f)) {
-                // A full socket: the next tick says it.
-                flight.cancel_sent = child.process.send(loader_kind::CANCEL, &LoadId { id: *id }, &[]).is_ok();
+        let Some(child) = &mut self.child else { return };
+        for (first, flight) in &mut child.flights {
+            for part in 0..flight.cancel_sent.len() {
+                if !flight.cancel_sent[part] && cancelled(flight, part) {
+                    let id = LoadId { id: first + part as u64 };
+                    // A full socket: the next tick says it.
+                    flight.cancel_sent[part] = child.process.send(loader_kind::CANCEL, &id.encode(), &[]).is_ok();
+                }
+            }
+        }
+    }
+
+    /// Has the child give up slabs for which nothing is under way any more.
+    fn forget(&mut self) {
+        for slab in std::mem::take(&mut self.forgetting) {
+            let flying = self.child.iter().flat_map(|child| child.flights.values());
+            if flying.chain(&self.waiting).any(|flight| flight.is_for(slab)) {
+                self.forgetting.push(slab);
+                continue;
+            }
+            self.shared.slabs.lock().remove(&slab);
+            if let Some(child) = &self.child
+                && child.process.slabs.contains_key(&slab)
+                && matches!(
+                    child.process.send(loader_kind::FORGET, &SlabId { slab }.encode(), &[]),
+                    Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
+                )
+            {
+                self.forgetting.push(slab);
             }
         }
     }
@@ -290,18 +352,22 @@ impl Minder {
             }
         }
         let Some(child) = &mut self.child else { return };
-        while child.ready && child.flights.len() < WINDOW {
+        while child.ready {
+            let files: usize = child.flights.values().map(|flight| flight.job.parts.len()).sum();
+            let fits = |next: &&Flight| files == 0 || files + next.job.parts.len() <= WINDOW;
+            if self.waiting.front().filter(fits).is_none() {
+                return;
+            }
             let Some(flight) = self.waiting.pop_front() else { return };
-            let job = &flight.job;
-            let message = LoadJob {
-                id: self.next,
-                allocation_size: job.allocation.size(),
-                lead: job.lead,
-                offset: job.offset,
-                length: job.length,
-            };
-            let beside = [job.file.as_fd(), job.allocation.descriptor()];
-            match child.process.send(loader_kind::LOAD, &message, &beside) {
+            if let Some(slab) = &flight.job.slab
+                && !self.shared.slabs.lock().contains(&slab.number)
+            {
+                let failure = Failure::new(Code::Loader, "the loader that had the memory for it has left");
+                let ended = flight.job.failed(&failure);
+                end(flight, ended);
+                continue;
+            }
+            match child.process.send(loader_kind::LOAD, &message(&flight.job, self.next), &beside(&flight.job)) {
                 Ok(()) => {}
                 // Full, or too many descriptors on their way: a tick later there is room. Dead: that is noticed at once.
                 Err(
@@ -312,15 +378,20 @@ impl Minder {
                 }
                 Err(e) => {
                     let what = format!("cannot hand the load to the loader for {}", self.info.label);
-                    end(flight, Err(Failure { code: Code::Loader, ..Failure::system(what, e) }));
+                    let ended = flight.job.failed(&Failure { code: Code::Loader, ..Failure::system(what, e) });
+                    end(flight, ended);
                     continue;
                 }
             }
             if child.flights.is_empty() {
                 child.heard = Instant::now();
             }
+            if let Some(slab) = &flight.job.slab {
+                child.process.slabs.entry(slab.number).or_insert_with(|| slab.clone());
+            }
+            let parts = flight.job.parts.len() as u64;
             child.flights.insert(self.next, flight);
-            self.next += 1;
+            self.next += parts;
         }
     }
 
@@ -336,8 +407,7 @@ impl Minder {
                 return;
             }
         }
-        if let Some(mut child) = self.child.take() {
-            self.shared.pid.store(0, Ordering::Relaxed);
+        if let Some(mut child) = self.part() {
             child.process.dismiss();
             self.leaving.push(child.process);
         }
@@ -347,15 +417,15 @@ impl Minder {
     /// The loader is dropped: the child dies, then every job ends.
     fn close(&mut self) {
         let failure = Failure::new(Code::Stopping, format!("{} was stopped", self.name()));
-        let child = self.child.take().into_iter();
+        let child = self.part().into_iter();
         for child in child.chain(std::mem::take(&mut self.dying).into_iter().map(|(child, _)| child)) {
             // Nobody touches the allocations any more when it is collected.
             drop(child.process);
             for flight in child.flights.into_values() {
-                end(flight, Err(failure.clone()));
+                let ended = flight.job.failed(&failure);
+                end(flight, ended);
             }
         }
-        self.shared.pid.store(0, Ordering::Relaxed);
         self.fail_waiting(&failure);
         self.leaving.clear();
     }
@@ -366,32 +436,75 @@ impl Drop for Minder {
         // Also where this thread panicked: nobody waits for ever.
         self.shared.inbox.lock().close = true;
         let rest = std::mem::take(&mut self.shared.inbox.lock().jobs);
-        self.waiting.extend(rest.into_iter().map(|(job, done)| Flight { job, done, deaths: 0, cancel_sent: false }));
+        self.waiting.extend(rest.into_iter().map(|(job, done)| Flight::new(job, done)));
         self.close();
     }
 }
 
 /// Says how a job went. What the caller does then is not this thread's risk.
-fn end(flight: Flight, result: Result<Loaded>) {
+fn end(flight: Flight, ended: Ended) {
     let Flight { job, done, .. } = flight;
-    if result.is_ok() {
-        job.watch.loaded.store(job.length, Ordering::Relaxed);
-    }
-    let path = job.file.path.clone();
-    let result = result.map_err(|f| f.within(path.display()));
+    let Ended { parts, report } = ended;
+    let told = job.parts.iter().zip(parts).map(|(part, result)| {
+        if result.is_ok() {
+            part.watch.loaded.store(part.length, Ordering::Relaxed);
+        }
+        result.map_err(|failure| failure.within(part.file.path.display()))
+    });
+    let parts = told.collect();
     // The job keeps the allocation: who is told that the load is over may count on being the last to have it.
     drop(job);
-    if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-        tracing::error!(file = %path.display(), "a panic in what follows a load");
+    if catch_unwind(AssertUnwindSafe(|| done(Ended { parts, report }))).is_err() {
+        tracing::error!("a panic in what follows a load");
     }
 }
 
-fn outcome(done: &LoadDone, text: String) -> Result<Loaded> {
-    if done.code == 0 {
-        let duration = Duration::from_nanos(done.nanoseconds);
-        return Ok(Loaded { buffered: done.buffered, direct: done.direct, gds: done.gds, duration });
+/// The words of a job, whose first part has the number `first`.
+fn message(job: &Job, first: u64) -> Vec<u8> {
+    let head = LoadJob {
+        allocation_size: job.allocation.size(),
+        slab: job.slab.as_ref().map_or(0, |slab| slab.number),
+        parts: job.parts.len() as u32,
+        reserved: 0,
+    };
+    let mut message = head.encode();
+    for (id, part) in (first..).zip(&job.parts) {
+        let (offset, length, place) = (part.offset, part.length, part.place);
+        message.extend(LoadPart { id, offset, length, place }.encode());
     }
-    let code = Code::from_number(done.code).unwrap_or(Code::Loader);
-    let errno = if done.errno > 0 { done.errno } else { usual_errno(code) };
-    Err(Failure { code, errno, message: text })
+    message
+}
+
+/// What goes with them.
+fn beside(job: &Job) -> Vec<BorrowedFd<'_>> {
+    std::iter::once(job.allocation.descriptor()).chain(job.parts.iter().map(|part| part.file.as_fd())).collect()
+}
+
+/// What the child says of a load's end, with the number of its first part.
+fn ended(packet: &Packet) -> Option<(u64, Ended)> {
+    let mut rest = packet.rest();
+    let LoadDone { routes, fallbacks, parts, .. } = packet::take(&mut rest)?;
+    let mut report = Report::default();
+    for number in 0..routes as usize {
+        let RouteDone { operations, bytes, nanoseconds, errors } = packet::take(&mut rest)?;
+        *report.routes.get_mut(number)? = Work { operations, bytes, busy: Duration::from_nanos(nanoseconds), errors };
+    }
+    for number in 0..fallbacks as usize {
+        let FallbackDone { count } = packet::take(&mut rest)?;
+        *report.fallbacks.get_mut(number)? = count;
+    }
+    let parts = (0..parts).map(|_| packet::take(&mut rest)).collect::<Option<Vec<PartDone>>>()?;
+    let first = parts.first()?.id;
+    let mut outcome = |done: PartDone| {
+        let text = rest.split_off(..usize::try_from(done.text).ok()?.min(rest.len()))?;
+        if done.code == 0 {
+            let duration = Duration::from_nanos(done.nanoseconds);
+            return Some(Ok(Loaded { bytes: [done.buffered, done.direct, done.gds], duration }));
+        }
+        let code = Code::from_number(done.code).unwrap_or(Code::Loader);
+        let errno = if done.errno > 0 { done.errno } else { usual_errno(code) };
+        Some(Err(Failure { code, errno, message: String::from_utf8_lossy(text).into_owned() }))
+    };
+    let parts = parts.into_iter().map(&mut outcome).collect::<Option<Vec<Result<Loaded>>>>()?;
+    Some((first, Ended { parts, report }))
 }

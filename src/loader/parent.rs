@@ -3,12 +3,13 @@
 //! whatever happens to the child, and only when the child no longer touches the allocation. Called by the cache.
 
 use super::minder::Minder;
-use super::{Job, Loaded, Loader};
+use super::{Done, Job, Loader};
 use crate::device::Info;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,13 +49,12 @@ impl Default for Settings {
     }
 }
 
-/// Says how a job went.
-pub(super) type Done = Box<dyn FnOnce(Result<Loaded>) + Send>;
-
 /// What callers leave for the minding thread.
 #[derive(Default)]
 pub(super) struct Inbox {
     pub(super) jobs: Vec<(Job, Done)>,
+    /// Slabs that nothing more comes into.
+    pub(super) forget: Vec<u64>,
     /// Let the child go after its present work.
     pub(super) stop: bool,
     /// End everything now.
@@ -68,6 +68,8 @@ pub(super) struct Shared {
     pub(super) wake: OwnedFd,
     /// The child's process id; 0 where there is none.
     pub(super) pid: AtomicU32,
+    /// The slabs that the child has, or will have with the jobs that it was given.
+    pub(super) slabs: Mutex<HashSet<u64>>,
 }
 
 /// A loader that is a child process.
@@ -81,7 +83,8 @@ impl ChildLoader {
     pub fn new(info: &Info, settings: Settings) -> Result<ChildLoader> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Failure::system("cannot make an event for the loader", e))?;
-        let shared = Arc::new(Shared { inbox: Mutex::default(), wake, pid: AtomicU32::new(0) });
+        let shared =
+            Arc::new(Shared { inbox: Mutex::default(), wake, pid: AtomicU32::new(0), slabs: Mutex::default() });
         let mut minder = Minder::new(info.clone(), settings, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name(format!("loader {}", info.label))
@@ -111,13 +114,28 @@ impl Loader for ChildLoader {
         let mut inbox = self.shared.inbox.lock();
         if inbox.close {
             drop(inbox);
+            let ended = job.failed(&Failure::new(Code::Stopping, "the loader was stopped"));
             drop(job);
-            done(Err(Failure::new(Code::Stopping, "the loader was stopped")));
+            done(ended);
             return;
+        }
+        if let Some(slab) = job.slab.as_ref().filter(|slab| slab.fresh) {
+            self.shared.slabs.lock().insert(slab.number);
         }
         inbox.jobs.push((job, done));
         drop(inbox);
         self.shared.wake();
+    }
+
+    fn has(&self, slab: u64) -> bool {
+        self.shared.slabs.lock().contains(&slab)
+    }
+
+    fn forget(&self, slab: u64) {
+        if self.has(slab) {
+            self.shared.inbox.lock().forget.push(slab);
+            self.shared.wake();
+        }
     }
 
     fn stop(&self) {

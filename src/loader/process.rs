@@ -1,12 +1,14 @@
 //! A loader process as the daemon sees it: started, spoken to, and always collected in the end, so that none stays a
 //! zombie. Called by the thread that minds the loader.
 
+use super::Slab;
 use super::packet::{self, Packet};
 use super::parent::Settings;
 use crate::device::Info;
 use crate::failure::{Failure, Result};
-use crate::protocol::{Code, Wire};
+use crate::protocol::Code;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// How a process ended.
-pub(super) struct Ended {
+pub(super) struct Gone {
     /// To follow its name.
     pub(super) words: String,
     /// Its exit status, unless a signal ended it.
@@ -28,6 +30,8 @@ pub(super) struct Process {
     socket: OwnedFd,
     /// When it is killed, once it was told to leave.
     deadline: Option<Instant>,
+    /// The slabs that it may have mapped, by number.
+    pub(super) slabs: HashMap<u64, Slab>,
 }
 
 impl Process {
@@ -50,7 +54,7 @@ impl Process {
             .stdout(Stdio::null())
             .spawn()
             .map_err(cannot)?;
-        Ok(Process { child, socket: ours, deadline: None })
+        Ok(Process { child, socket: ours, deadline: None, slabs: HashMap::new() })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -62,8 +66,8 @@ impl Process {
     }
 
     /// Sends without waiting: `AGAIN` where the socket is full.
-    pub(super) fn send<T: Wire>(&self, kind: u32, body: &T, beside: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-        packet::send(self.socket(), kind, body, "", beside, false)
+    pub(super) fn send(&self, kind: u32, body: &[u8], beside: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+        packet::send_bytes(self.socket(), kind, body, beside, false)
     }
 
     /// The next packet, without waiting.
@@ -89,14 +93,14 @@ impl Process {
 
     /// How it ended, if it did; it is collected then. Kills it past its time, and never waits: a process that waits for a
     /// disk or a device in the kernel outlives even SIGKILL.
-    pub(super) fn ended(&mut self) -> Option<Ended> {
+    pub(super) fn ended(&mut self) -> Option<Gone> {
         if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
             self.kill();
         }
         match self.child.try_wait() {
-            Ok(Some(status)) => Some(Ended { words: words(status), code: status.code() }),
+            Ok(Some(status)) => Some(Gone { words: words(status), code: status.code() }),
             Ok(None) => None,
-            Err(e) => Some(Ended { words: format!("ended, and nobody knows how: {e}"), code: None }),
+            Err(e) => Some(Gone { words: format!("ended, and nobody knows how: {e}"), code: None }),
         }
     }
 }

@@ -12,14 +12,53 @@ const MOST: usize = 0x7fff_f000;
 #[derive(Clone, Copy)]
 pub struct Target {
     address: *mut u8,
-    length: usize,
+    room: usize,
 }
 
 impl Target {
     /// # Safety
-    /// `length` bytes from `address` must be writable memory, and stay so until the last read into the target returned.
-    pub unsafe fn new(address: *mut u8, length: usize) -> Target {
-        Target { address, length }
+    /// `room` bytes from `address` must be writable memory, and stay so until the last read into the target returned.
+    pub unsafe fn new(address: *mut u8, room: usize) -> Target {
+        Target { address, room }
+    }
+
+    /// Bytes that may be written.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    pub fn address(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Whether it begins at a multiple of `bytes`.
+    pub fn is_aligned(&self, bytes: usize) -> bool {
+        self.address.addr().is_multiple_of(bytes)
+    }
+
+    /// `room` bytes of it, from `offset`.
+    pub fn part(&self, offset: usize, room: usize) -> Target {
+        assert!(offset.checked_add(room).is_some_and(|end| end <= self.room), "a part lies in its target");
+        // SAFETY: the end of the part lies in the target, and so in memory that is one piece.
+        Target { address: unsafe { self.address.add(offset) }, room }
+    }
+
+    /// Writes zeros over all of it.
+    pub fn clear(&self) {
+        // SAFETY: the memory is writable (contract of Target::new).
+        unsafe { std::ptr::write_bytes(self.address, 0, self.room) };
+    }
+
+    /// Reads once, from `offset` of `file`; says how many bytes came.
+    pub fn pread(&self, file: BorrowedFd<'_>, offset: u64) -> rustix::io::Result<usize> {
+        use std::os::fd::AsRawFd;
+        let offset = i64::try_from(offset).map_err(|_| rustix::io::Errno::OVERFLOW)?;
+        // SAFETY: the memory is writable (contract of Target::new).
+        let count = unsafe { libc::pread(file.as_raw_fd(), self.address.cast(), self.room.min(MOST), offset) };
+        usize::try_from(count).map_err(|_| {
+            let error = std::io::Error::last_os_error();
+            rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
+        })
     }
 }
 
@@ -27,9 +66,9 @@ impl Target {
 /// where it cannot be read.
 pub fn read(file: BorrowedFd<'_>, offset: u64, target: Target) -> Result<()> {
     let mut done = 0;
-    while done < target.length {
+    while done < target.room {
         let at = offset + done as u64;
-        match pread(file, at, target, done) {
+        match target.part(done, target.room - done).pread(file, at) {
             Ok(0) => {
                 let message = format!(
                     "the file became shorter while it was loaded: it ends before byte {at}; try again when nobody writes it"
@@ -46,18 +85,6 @@ pub fn read(file: BorrowedFd<'_>, offset: u64, target: Target) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn pread(file: BorrowedFd<'_>, offset: u64, target: Target, done: usize) -> rustix::io::Result<usize> {
-    use std::os::fd::AsRawFd;
-    let length = (target.length - done).min(MOST);
-    let offset = i64::try_from(offset).map_err(|_| rustix::io::Errno::OVERFLOW)?;
-    // SAFETY: `done` is less than the target's length, whose memory is writable (contract of Target::new).
-    let count = unsafe { libc::pread(file.as_raw_fd(), target.address.add(done).cast(), length, offset) };
-    usize::try_from(count).map_err(|_| {
-        let error = std::io::Error::last_os_error();
-        rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
-    })
 }
 
 #[cfg(test)]

@@ -1,60 +1,227 @@
-//! One reader's slots, in turn: a slot must never be filled while a copy out of it is under way, and a load must never be
-//! over while the ring has copies of it. Called by the engine's readers, each with a ring of its own.
+//! One reader's slots: a slot must never be filled while a copy out of it is under way, nor copied while it is filled, and a
+//! load must never be over while the ring has anything of it. Where the processor can store into the device's memory there
+//! is nothing to copy, and a slot is a place in that memory. Called by the engine's readers, each with a ring of its own.
 
-use super::buffered::{self, Target};
-use super::plan::Chunk;
+use super::buffered::Target;
+use super::input::{Came, Input};
+use super::load::Load;
+use super::plan::{Chunk, Work};
+use super::uring::{Completed, Uring};
 use crate::device::{Lane, Mapping};
-use crate::failure::Result;
-use std::os::fd::BorrowedFd;
+use crate::failure::{Failure, Result};
+use crate::protocol::Code;
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::time::Instant;
 
-/// A lane's slots and what is under way in each.
+/// A reader's slots and what is under way in each.
 pub struct Ring {
-    lane: Box<dyn Lane>,
-    /// Bytes under way from each slot; 0: the slot is free.
-    under_way: Vec<usize>,
-    next: usize,
+    /// Before the lane whose slots it may fill: reads end first.
+    uring: Option<Uring>,
+    lane: Option<Box<dyn Lane>>,
+    free: Vec<usize>,
+    /// By slot.
+    reading: Vec<Option<Reading>>,
+    /// In the order in which they were started.
+    copying: VecDeque<Copying>,
+}
+
+/// A read past the page cache.
+struct Reading {
+    chunk: Chunk,
+    /// Bytes that were asked for.
+    whole: usize,
+    target: Target,
+    begun: Instant,
+}
+
+// SAFETY: the target is an address in memory that belongs to the ring, or to the mapping that its reader works on.
+unsafe impl Send for Reading {}
+
+struct Copying {
+    slot: usize,
+    /// What arrives with it.
+    parts: Vec<(usize, Came)>,
+}
+
+/// What a reader works on.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    pub load: &'a Load,
+    pub inputs: &'a [Input],
+    pub mapping: &'a dyn Mapping,
 }
 
 impl Ring {
-    pub fn new(lane: Box<dyn Lane>, slots: usize) -> Ring {
-        Ring { lane, under_way: vec![0; slots], next: 0 }
+    /// `direct`: reads past the page cache may be under way while others are made.
+    pub fn new(mut lane: Option<Box<dyn Lane>>, slots: usize, direct: bool) -> Ring {
+        let mut uring = if direct { Uring::new(slots) } else { None };
+        if let (Some(uring), Some(lane)) = (&mut uring, &mut lane) {
+            let whole = |slot| {
+                let memory = lane.slot(slot);
+                // SAFETY: the slots are mapped as long as the lane, which this value has until it is dropped.
+                unsafe { Target::new(memory.as_mut_ptr(), memory.len()) }
+            };
+            let slots = (0..slots).map(whole).collect();
+            // SAFETY: as above; the ring's reads end before the lane.
+            unsafe { uring.register(slots) };
+        }
+        let reading = (0..slots).map(|_| None).collect();
+        Ring { uring, lane, free: (0..slots).rev().collect(), reading, copying: VecDeque::new() }
     }
 
-    /// Reads `chunk` of `file` into the next slot and starts its copy into `mapping`. Says through `arrived` how many
-    /// bytes of earlier chunks have arrived meanwhile. After an error `drain` is still needed.
-    pub fn pass(
+    /// Brings `work` on its way. Earlier work arrives meanwhile. A part that cannot be read fails, and nothing else; after
+    /// an error of the device `drain` is still needed.
+    pub fn pass(&mut self, job: Job<'_>, work: &Work) -> Result<()> {
+        let slot = self.slot(job)?;
+        let passed = self.fill(job, slot, work);
+        if passed.is_err() {
+            self.free.push(slot);
+        }
+        passed
+    }
+
+    fn fill(&mut self, job: Job<'_>, slot: usize, work: &Work) -> Result<()> {
+        let all = self.target(job.mapping, slot, work)?;
+        if let [chunk] = work.chunks[..]
+            && self.begin(job, slot, chunk, all)
+        {
+            return Ok(());
+        }
+        let mut parts = Vec::with_capacity(work.chunks.len());
+        let mut filled = 0;
+        for chunk in &work.chunks {
+            let at = (chunk.device - work.device()) as usize;
+            // What lies between is slack: the slot has had other bytes before.
+            all.part(filled, at - filled).clear();
+            filled = at + chunk.length;
+            // Only a slot has room for more than the chunk.
+            let room = if self.lane.is_some() { all.room() - at } else { chunk.length };
+            let read = match job.load.wants(chunk.part) {
+                true => job.inputs[chunk.part].read(*chunk, all.part(at, room), job.load.tally()),
+                false => {
+                    all.part(at, chunk.length).clear();
+                    continue;
+                }
+            };
+            match read {
+                Ok(came) => parts.push((chunk.part, came)),
+                Err(failure) => {
+                    all.part(at, chunk.length).clear();
+                    job.load.fail_part(chunk.part, failure);
+                }
+            }
+        }
+        self.launch(job, slot, work.device(), work.length(), parts)
+    }
+
+    /// Where the slot's bytes go: for the processor, all that may be written.
+    fn target(&mut self, mapping: &dyn Mapping, slot: usize, work: &Work) -> Result<Target> {
+        if let Some(lane) = &mut self.lane {
+            let memory = lane.slot(slot);
+            // SAFETY: the slot is free, and nobody else is given it until its copy is over.
+            return Ok(unsafe { Target::new(memory.as_mut_ptr(), memory.len()) });
+        }
+        let start =
+            mapping.host().ok_or_else(|| Failure::new(Code::Device, "the device has no lane and no address"))?;
+        let end = work.device() + work.length() as u64;
+        assert!(end <= mapping.size(), "work lies in the allocation");
+        // SAFETY: the work lies in the mapping, which the caller keeps borrowed until the ring is drained. Nobody else is
+        // given this part of it.
+        Ok(unsafe { Target::new(start.add(work.device() as usize), work.length()) })
+    }
+
+    /// Begins to read a chunk past the page cache, if that is its way and the system lets reads be under way.
+    fn begin(&mut self, job: Job<'_>, slot: usize, chunk: Chunk, target: Target) -> bool {
+        let Some(uring) = &mut self.uring else { return false };
+        let Some(attempt) = job.inputs[chunk.part].attempt(chunk, target, job.load.tally()) else { return false };
+        let asked = target.part(0, attempt.direct.alignment().rounded(attempt.whole));
+        // SAFETY: the input is open and the mapping borrowed until the ring is drained; the slot is not free, so nobody
+        // touches its memory.
+        let begun = unsafe { uring.begin(attempt.direct.as_fd(), chunk.file, asked, slot, slot) };
+        if begun.is_err() {
+            return false;
+        }
+        self.reading[slot] = Some(Reading { chunk, whole: attempt.whole, target, begun: Instant::now() });
+        true
+    }
+
+    /// Starts the copy of a filled slot.
+    fn launch(
         &mut self,
-        file: BorrowedFd<'_>,
-        chunk: Chunk,
-        mapping: &dyn Mapping,
-        arrived: &mut dyn FnMut(usize),
+        job: Job<'_>,
+        slot: usize,
+        device: u64,
+        length: usize,
+        parts: Vec<(usize, Came)>,
     ) -> Result<()> {
-        let slot = self.next;
-        self.next = (slot + 1) % self.under_way.len();
-        self.finish(slot, arrived)?;
-        let memory = &mut self.lane.slot(slot)[..chunk.length];
-        // SAFETY: the slot is borrowed until the read has returned.
-        buffered::read(file, chunk.file, unsafe { Target::new(memory.as_mut_ptr(), memory.len()) })?;
-        self.lane.copy(slot, chunk.length, mapping, chunk.device)?;
-        self.under_way[slot] = chunk.length;
+        match &mut self.lane {
+            Some(lane) if !parts.is_empty() => {
+                lane.copy(slot, length, job.mapping, device)?;
+                self.copying.push_back(Copying { slot, parts });
+            }
+            _ => {
+                parts.into_iter().for_each(|(part, came)| job.load.arrived(part, came));
+                self.free.push(slot);
+            }
+        }
         Ok(())
     }
 
-    /// Returns when no copy is under way any more, with the first error of those that were.
-    pub fn drain(&mut self, arrived: &mut dyn FnMut(usize)) -> Result<()> {
+    /// A slot that is free. What has been read meanwhile goes on its way first.
+    fn slot(&mut self, job: Job<'_>) -> Result<usize> {
+        loop {
+            while let Some(completed) = self.uring.as_mut().and_then(|uring| uring.next(false)) {
+                self.completed(job, completed)?;
+            }
+            if let Some(slot) = self.free.pop() {
+                return Ok(slot);
+            }
+            self.advance(job)?;
+        }
+    }
+
+    /// Waits for whatever is likely to be over first.
+    fn advance(&mut self, job: Job<'_>) -> Result<()> {
+        if let Some(copying) = self.copying.pop_front() {
+            let waited = self.lane.as_mut().map_or(Ok(()), |lane| lane.wait(copying.slot));
+            self.free.push(copying.slot);
+            waited?;
+            copying.parts.into_iter().for_each(|(part, came)| job.load.arrived(part, came));
+            return Ok(());
+        }
+        match self.uring.as_mut().and_then(|uring| uring.next(true)) {
+            Some(completed) => self.completed(job, completed),
+            None => Ok(()),
+        }
+    }
+
+    /// A read came back: what is missing is read through the page cache, then it is copied.
+    fn completed(&mut self, job: Job<'_>, completed: Completed) -> Result<()> {
+        let slot = completed.token;
+        let Some(Reading { chunk, whole, target, begun }) = self.reading[slot].take() else { return Ok(()) };
+        let input = &job.inputs[chunk.part];
+        let read = input.complete(chunk, whole, completed.result, begun.elapsed(), target, job.load.tally());
+        let launched = match read {
+            Ok(came) => self.launch(job, slot, chunk.device, chunk.length, vec![(chunk.part, came)]),
+            Err(failure) => {
+                job.load.fail_part(chunk.part, failure);
+                self.free.push(slot);
+                return Ok(());
+            }
+        };
+        if launched.is_err() {
+            self.free.push(slot);
+        }
+        launched
+    }
+
+    /// Returns when nothing is under way any more, with the first error of what was.
+    pub fn drain(&mut self, job: Job<'_>) -> Result<()> {
         let mut result = Ok(());
-        for slot in 0..self.under_way.len() {
-            result = result.and(self.finish(slot, arrived));
+        while !self.copying.is_empty() || self.uring.as_ref().is_some_and(|uring| uring.under_way() > 0) {
+            result = result.and(self.advance(job));
         }
         result
-    }
-
-    fn finish(&mut self, slot: usize, arrived: &mut dyn FnMut(usize)) -> Result<()> {
-        let bytes = std::mem::take(&mut self.under_way[slot]);
-        if bytes > 0 {
-            self.lane.wait(slot)?;
-            arrived(bytes);
-        }
-        Ok(())
     }
 }
