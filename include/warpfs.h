@@ -178,7 +178,7 @@ struct warpfs_status {
  * holds stays until it lets go; nobody is handed that copy any more. */
 struct warpfs_evict {
     uint8_t device[16]; /* in: the device's UUID; zeros: every device */
-    uint64_t freed;     /* out: bytes freed at once */
+    uint64_t freed;     /* out: bytes freed at once; small files share memory, which is free with the last of them */
     uint64_t held;      /* out: bytes that will be free when their holders let go */
 };
 

@@ -6,13 +6,17 @@ mod budget;
 mod copy;
 mod dispatch;
 mod hold;
+mod index;
 mod placement;
 mod policy;
+mod room;
 mod shelf;
+mod slab;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod together;
 
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
@@ -43,7 +47,7 @@ pub struct Ask {
     pub caller: Caller,
     /// The session that shall hold the copy.
     pub session: Option<SessionId>,
-    /// How long the answer may take; then it is [`Outcome::Loading`].
+    /// How long the answer may take; then it is [`Outcome::Loading`]. [`Duration::MAX`]: as long as the load.
     pub wait: Duration,
 }
 
@@ -88,6 +92,7 @@ pub struct Standing {
 /// What an eviction did, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evicted {
+    /// Free now. Small files share memory, which is free with the last of them.
     pub freed: u64,
     /// Given up, but held: free when its holders let go.
     pub held: u64,

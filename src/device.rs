@@ -52,6 +52,9 @@ pub trait Memory: Send + Sync {
     /// Makes a filled allocation unchangeable for whoever maps it, as far as the device can. Called before anyone but
     /// the loader has seen the descriptor, when the loader has unmapped it.
     fn seal(&self, allocation: &Allocation) -> Result<()>;
+
+    /// The same while the loader has it mapped, and goes on writing to it: nobody else can map it writable after.
+    fn seal_slab(&self, allocation: &Allocation) -> Result<()>;
 }
 
 /// One piece of device memory. It is freed when this is dropped and everyone who mapped it has unmapped it.

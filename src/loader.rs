@@ -43,8 +43,6 @@ pub struct Part {
 pub struct Slab {
     /// Not 0.
     pub number: u64,
-    /// Nothing was put into it yet.
-    pub fresh: bool,
     /// Kept for as long as the loader may have the memory mapped, and dropped after.
     pub keeper: Arc<dyn Any + Send + Sync>,
 }
@@ -71,8 +69,11 @@ impl Job {
 /// Something that can carry out jobs for one device.
 pub trait Loader: Send + Sync {
     /// Starts `job` and returns at once; `done` is called from a thread of the loader's. May block for as long as it takes to
-    /// start a child. A job for a slab that the loader does not have any more fails with `Loader`.
+    /// start a child. A job for a slab that the loader does not have fails with `Loader`.
     fn submit(&self, job: Job, done: Done);
+
+    /// Jobs for a new slab will come.
+    fn open(&self, slab: u64);
 
     /// Whether more can be put into a slab: the process that has it mapped still runs.
     fn has(&self, slab: u64) -> bool;

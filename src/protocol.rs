@@ -284,7 +284,7 @@ wire! {
     pub struct EvictIoctl {
         /// in: the device; zeros: every device.
         pub device: DeviceUuid,
-        /// out: bytes freed at once.
+        /// out: bytes freed at once. Small files share memory: it is free with the last of them.
         pub freed: u64,
         /// out: bytes that will be free when their holders let go.
         pub held: u64,

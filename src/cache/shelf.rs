@@ -4,28 +4,22 @@
 use super::budget::Budget;
 use super::copy::{Copy, Hold, Key, next_generation};
 use super::hold::{FETCH_TIME, Sessions};
-use super::policy::Policy;
-use super::policy::lru::Lru;
+use super::index::{Index, Load, Slot, Sum, Waiter};
 use super::timer::Timer;
 use super::{Answer, Ask, Evicted, Outcome, Placement, SessionId, Setup, Standing};
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
-use crate::loader::{Loader, Watch};
+use crate::loader::Loader;
 use crate::metrics::{Counter, Counters};
 use crate::protocol::{Code, State};
 use crate::size::Human;
 use crate::source::{Domain, FileId, OpenFile, Version};
 use crate::transfer::report::Tally;
 use parking_lot::{Condvar, Mutex};
-use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-
-/// Failures that are remembered for STATUS, per device.
-const REMEMBERED_FAILURES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// Loads that may wait for the dispatcher, per device: each has a descriptor open.
 const QUEUED: usize = 4096;
@@ -47,120 +41,6 @@ pub struct Shelf {
     this: Weak<Shelf>,
 }
 
-pub(super) struct Index {
-    files: HashMap<FileId, Vec<(Domain, Slot)>>,
-    pub(super) policy: Box<dyn Policy>,
-    /// Loads that wait for the dispatcher, oldest first.
-    pub(super) queue: VecDeque<(Key, u64)>,
-    /// Loads that the loader has.
-    pub(super) in_flight: usize,
-    pub(super) failures: lru::LruCache<Key, (Version, Failure)>,
-    pub(super) stopping: bool,
-    next_number: u64,
-    resident: Sum,
-}
-
-/// Files and bytes of the budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
-    pub files: u64,
-    pub bytes: u64,
-}
-
-pub(super) enum Slot {
-    Loading(Load),
-    Resident(Arc<Copy>),
-}
-
-/// A file on its way.
-pub(super) struct Load {
-    /// Tells this load from a later one of the same key.
-    pub number: u64,
-    pub file: OpenFile,
-    /// The version that is being loaded.
-    pub version: Version,
-    pub attempt: u32,
-    /// The file was changed through the mount since the load began.
-    pub stale: bool,
-    pub watch: Arc<Watch>,
-    pub waiters: Vec<Waiter>,
-}
-
-pub(super) struct Waiter {
-    number: u64,
-    session: Option<SessionId>,
-    answer: Answer,
-}
-
-impl Index {
-    fn slot(&mut self, key: &Key) -> Option<&mut Slot> {
-        let slots = self.files.get_mut(&key.file)?;
-        slots.iter_mut().find(|(domain, _)| *domain == key.domain).map(|(_, slot)| slot)
-    }
-
-    /// Bytes that have arrived of everything that is loading: it moves while anything does.
-    pub(super) fn arrived(&self) -> u64 {
-        let loads = self.files.values().flatten().filter_map(|(_, slot)| match slot {
-            Slot::Loading(load) => Some(load.watch.loaded.load(Ordering::Relaxed)),
-            Slot::Resident(_) => None,
-        });
-        loads.fold(0, u64::wrapping_add)
-    }
-
-    /// The load of `key` with this number, if it is still wanted.
-    pub(super) fn load(&mut self, key: &Key, number: u64) -> Option<&mut Load> {
-        match self.slot(key) {
-            Some(Slot::Loading(load)) if load.number == number => Some(load),
-            _ => None,
-        }
-    }
-
-    pub(super) fn put(&mut self, key: Key, slot: Slot) {
-        if let Slot::Resident(copy) = &slot {
-            self.policy.admit(key, copy.bytes());
-            self.resident.files += 1;
-            self.resident.bytes += copy.bytes();
-        }
-        self.files.entry(key.file).or_default().push((key.domain, slot));
-    }
-
-    pub(super) fn take(&mut self, key: &Key) -> Option<Slot> {
-        let slots = self.files.get_mut(&key.file)?;
-        let place = slots.iter().position(|(domain, _)| *domain == key.domain)?;
-        let (_, slot) = slots.swap_remove(place);
-        if slots.is_empty() {
-            self.files.remove(&key.file);
-        }
-        if let Slot::Resident(copy) = &slot {
-            self.policy.remove(key);
-            self.resident.files -= 1;
-            self.resident.bytes -= copy.bytes();
-        }
-        Some(slot)
-    }
-
-    /// Takes the copy that shall go next out of the index; never one that is held.
-    pub(super) fn take_victim(&mut self) -> Option<Arc<Copy>> {
-        let Index { files, policy, .. } = self;
-        let may_go = |key: &Key| {
-            let slots = files.get(&key.file).map_or(&[][..], Vec::as_slice);
-            slots.iter().any(|(domain, slot)| {
-                *domain == key.domain && matches!(slot, Slot::Resident(copy) if copy.bytes() > 0 && !copy.is_held())
-            })
-        };
-        let key = policy.victim(&may_go)?;
-        match self.take(&key) {
-            Some(Slot::Resident(copy)) => Some(copy),
-            _ => unreachable!("the policy names resident keys only"),
-        }
-    }
-
-    fn number(&mut self) -> u64 {
-        self.next_number += 1;
-        self.next_number
-    }
-}
-
 impl Shelf {
     pub(super) fn new(number: usize, device: Setup, sessions: Arc<Sessions>, timer: Arc<Timer>) -> Arc<Shelf> {
         let Setup { memory, loader, limit, pieces } = device;
@@ -172,16 +52,7 @@ impl Shelf {
             counters: Counters::default(),
             routes: Tally::default(),
             sessions,
-            index: Mutex::new(Index {
-                files: HashMap::new(),
-                policy: Box::new(Lru::default()),
-                queue: VecDeque::new(),
-                in_flight: 0,
-                failures: lru::LruCache::new(REMEMBERED_FAILURES),
-                stopping: false,
-                next_number: 0,
-                resident: Sum::default(),
-            }),
+            index: Mutex::default(),
             work: Condvar::new(),
             timer,
             this: this.clone(),
@@ -243,8 +114,16 @@ impl Shelf {
         } else {
             self.counters.add(Counter::Misses, 1);
             index.failures.pop(&key);
-            let load =
-                Load { number, file: ask.file, version, attempt: 1, stale: false, watch: Arc::default(), waiters };
+            let load = Load {
+                number,
+                file: ask.file,
+                version,
+                attempt: 1,
+                alone: false,
+                stale: false,
+                watch: Arc::default(),
+                waiters,
+            };
             index.put(key, Slot::Loading(load));
             index.queue.push_back((key, number));
             self.work.notify_one();
@@ -254,6 +133,7 @@ impl Shelf {
         drop(superseded);
         match immediate {
             Some(answer) => answer(Ok(Outcome::Loading { loaded, total })),
+            None if wait == Duration::MAX => {}
             None => {
                 let this = self.this.clone();
                 self.timer.after(wait, move || {
@@ -341,7 +221,7 @@ impl Shelf {
         let answers: Vec<_> = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
         let placement = copy.placement();
         // From here on the index alone has it, so that its memory goes when it leaves the index.
-        if copy.block.is_some() {
+        if copy.place.is_some() {
             index.put(key, Slot::Resident(copy));
         }
         drop(index);
@@ -401,13 +281,23 @@ impl Shelf {
 
     /// See [`super::Cache::evict`].
     pub(super) fn evict(&self, file: FileId, domain: Domain) -> Evicted {
-        let taken = self.index.lock().take(&Key { file, domain });
+        let mut index = self.index.lock();
+        let taken = index.take(&Key { file, domain });
+        let shared =
+            matches!(&taken, Some(Slot::Resident(copy)) if copy.slab().is_some_and(|slab| index.has_more_in(slab)));
+        drop(index);
         let mut evicted = Evicted::default();
         match taken {
             None => {}
             Some(Slot::Resident(copy)) => {
                 self.counters.add(Counter::EvictionsAsked, 1);
-                if copy.is_held() { &mut evicted.held } else { &mut evicted.freed }.clone_from(&copy.bytes());
+                // Small files share their memory: it is free with the last of them.
+                let bytes = copy.place.as_ref().map_or(0, |place| if shared { 0 } else { place.block.bytes() });
+                if copy.is_held() {
+                    evicted.held = bytes;
+                } else {
+                    evicted.freed = bytes;
+                }
             }
             Some(Slot::Loading(load)) => {
                 load.watch.cancelled.store(true, Ordering::Release);
@@ -499,7 +389,7 @@ pub(super) struct Seen {
 }
 
 fn hold(copy: &Arc<Copy>, session: Option<SessionId>) -> Option<Hold> {
-    session.and(copy.block.as_ref()).map(Hold::new)
+    session.and(copy.place.as_ref()).map(|place| Hold::new(&place.block))
 }
 
 /// Too many files wait already.
@@ -520,15 +410,14 @@ pub(super) fn empty(version: &Version) -> Placement {
     Placement { allocation: 0, allocation_size: 0, offset: 0, length: 0, generation }
 }
 
-/// A copy of `load`'s file in `block`.
-pub(super) fn copy_of(key: Key, load: &Load, block: Option<Arc<super::copy::Block>>, lead: u64) -> Copy {
-    let generation = if block.is_some() { next_generation() } else { empty(&load.version).generation };
+/// A copy of `load`'s file, where `place` says.
+pub(super) fn copy_of(key: Key, load: &Load, place: Option<super::copy::Place>) -> Copy {
+    let generation = if place.is_some() { next_generation() } else { empty(&load.version).generation };
     Copy {
         key,
         version: load.version,
         generation,
-        block,
-        lead,
+        place,
         path: load.file.path.clone(),
         published: std::time::Instant::now(),
     }

@@ -52,6 +52,10 @@ impl Memory for Counted {
     fn seal(&self, _allocation: &Allocation) -> Result<()> {
         Ok(())
     }
+
+    fn seal_slab(&self, _allocation: &Allocation) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Finishes jobs at once, or keeps them until the test asks.
@@ -76,6 +80,8 @@ impl Loader for Puppet {
             done(Ended { parts, report: Report::default() });
         });
     }
+
+    fn open(&self, _slab: u64) {}
 
     fn has(&self, _slab: u64) -> bool {
         true
@@ -149,6 +155,30 @@ impl Bench {
         match self.ask(file, session, PATIENCE).recv_timeout(PATIENCE * 2).expect("answered")? {
             Outcome::Resident(placement) => Ok(placement),
             Outcome::Loading { .. } => panic!("still loading"),
+        }
+    }
+
+    fn evict(&self, file: &OpenFile) -> Evicted {
+        let id = file.version().expect("there").file;
+        self.cache.evict(id, NONE, Caller::this().domain).expect("a device")
+    }
+
+    /// Ends every job until this is answered.
+    fn end_all_while(&self, answer: mpsc::Receiver<Result<Outcome>>) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for (job, done) in std::mem::take(&mut *self.loader.waiting.lock()) {
+                let parts = job.parts.iter().map(|_| Ok(Loaded::default())).collect();
+                drop(job);
+                done(Ended { parts, report: Report::default() });
+            }
+            match answer.recv_timeout(Duration::from_millis(2)) {
+                Ok(answer) => {
+                    answer.expect("loaded");
+                    return;
+                }
+                Err(_) => assert!(Instant::now() < deadline, "no answer came"),
+            }
         }
     }
 
@@ -436,4 +466,62 @@ fn other_users_neither_share_a_copy_nor_a_session() {
     assert_eq!(bench.cache.session_of(&secret, stranger).expect_err("not theirs").code, Code::BadSession);
     bench.cache.close_session(session);
     assert!(bench.cache.session_of(&secret, Caller::this().domain).is_err());
+}
+
+#[test]
+fn small_files_share_memory_and_leave_it_together() {
+    let bench = bench(40, true);
+    // The first one waits in the loader, so that the others wait together.
+    let first = bench.file("first", 3 * PAGE);
+    let answer = bench.ask(&first, None, PATIENCE);
+    bench.loader.wait_for_a_job();
+    bench.end_all_while(answer);
+    let files: Vec<_> = (0..8).map(|i| bench.file(&format!("f{i}"), 1000)).collect();
+    let answers: Vec<_> = files.iter().map(|file| bench.ask(file, None, PATIENCE)).collect();
+    for answer in answers {
+        bench.end_all_while(answer);
+    }
+    let places: Vec<_> = files.iter().map(|file| bench.get(file, None).expect("resident")).collect();
+    let mut allocations: Vec<_> = places.iter().map(|place| place.allocation).collect();
+    allocations.sort_unstable();
+    allocations.dedup();
+    assert!(allocations.len() < files.len(), "{places:?}");
+    let mut spans: Vec<_> = places.iter().map(|p| (p.allocation, p.offset, p.offset + p.length)).collect();
+    spans.sort_unstable();
+    assert!(spans.windows(2).all(|two| two[0].0 != two[1].0 || two[0].2 <= two[1].1), "no two overlap: {spans:?}");
+    // A slab goes with its last file, and not before.
+    let before = bench.used();
+    let freed: u64 = files.iter().map(|file| bench.evict(file).freed).sum();
+    assert_eq!((before - freed, bench.used()), (3 * PAGE, 3 * PAGE));
+}
+
+#[test]
+fn room_is_made_by_giving_up_whole_slabs_and_never_one_that_is_held() {
+    let bench = bench(8, false);
+    let session = bench.cache.open_session(Caller::this()).expect("a session").0;
+    let small: Vec<_> = (0..6).map(|i| bench.file(&format!("f{i}"), 1000)).collect();
+    let places: Vec<_> = small.iter().map(|file| bench.get(file, None).expect("loaded")).collect();
+    bench.get(&small[0], Some(session)).expect("held");
+    let large = bench.file("large", 7 * PAGE);
+    bench.get(&large, None).expect("there is room");
+    assert!(bench.memory.most.load(Ordering::SeqCst) <= 8 * PAGE);
+    for (file, place) in small.iter().zip(&places) {
+        let kept = place.allocation == places[0].allocation;
+        let state = if kept { State::Resident } else { State::Absent };
+        assert_eq!(bench.state(file), state, "{place:?}");
+    }
+    assert!(places.iter().any(|place| place.allocation != places[0].allocation), "the control");
+}
+
+#[test]
+fn a_file_that_a_loader_fails_among_others_is_tried_alone() {
+    let bench = bench(40, true);
+    let file = bench.file("f", 1000);
+    let answer = bench.ask(&file, None, PATIENCE);
+    bench.loader.end(Err(Failure::new(Code::Loader, "it died")));
+    bench.loader.wait_for_a_job();
+    assert!(bench.loader.waiting.lock()[0].0.slab.is_none(), "in memory of its own");
+    bench.loader.end(Err(Failure::new(Code::Loader, "it died again")));
+    let failure = answer.recv_timeout(PATIENCE).expect("answered").expect_err("that was its own fault");
+    assert_eq!((failure.code, bench.used()), (Code::Loader, 0));
 }

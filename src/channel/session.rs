@@ -146,7 +146,7 @@ fn answer(socket: &UnixStream, cache: &Cache, session: SessionId, frame: &Frame)
         kind::FETCH => {
             let fetch = Fetch::decode(&frame.body).ok_or_else(short)?;
             let (hold, device) = cache.fetch(session, fetch.allocation).map_err(Refusal::Request)?;
-            let allocation = &hold.block().allocation;
+            let allocation = hold.block().allocation();
             let body =
                 FetchReply { allocation: fetch.allocation, size: allocation.size(), device: device.uuid }.encode();
             reply(socket, frame, &body, &[allocation.descriptor()])

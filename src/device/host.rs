@@ -59,15 +59,23 @@ impl Memory for HostMemory {
     }
 
     fn seal(&self, allocation: &Allocation) -> Result<()> {
-        // All at once: with WRITE alone the owner of a descriptor could still cut the file under a client's feet.
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(allocation.descriptor(), seals).map_err(|e| match e {
-            rustix::io::Errno::BUSY => {
-                Failure::system("cannot seal host memory, because somebody still maps it writable", e)
-            }
-            e => Failure::system("cannot seal host memory", e),
-        })
+        seal(allocation, SealFlags::WRITE)
     }
+
+    fn seal_slab(&self, allocation: &Allocation) -> Result<()> {
+        seal(allocation, SealFlags::FUTURE_WRITE)
+    }
+}
+
+/// All at once: with the seal against writing alone the owner of a descriptor could still cut the file under a client's feet.
+fn seal(allocation: &Allocation, against: SealFlags) -> Result<()> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | against | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(allocation.descriptor(), seals).map_err(|e| match e {
+        rustix::io::Errno::BUSY => {
+            Failure::system("cannot seal host memory, because somebody still maps it writable", e)
+        }
+        e => Failure::system("cannot seal host memory", e),
+    })
 }
 
 /// The importer's side.

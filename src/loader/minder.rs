@@ -13,6 +13,7 @@ use crate::protocol::{
     PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
 };
 use crate::transfer::report::Work;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +30,8 @@ const DYING: Duration = Duration::from_millis(2);
 /// Files that a child has at a time. Each takes a descriptor on its way, of which the system lets a process have as many as
 /// files; and a few batches keep every reader busy.
 const WINDOW: usize = 4 * LOAD_PARTS;
+/// What follows a job of more files than that (15 us a file, measured) is not worth this thread's time.
+const FEW: usize = 8;
 /// A job is tried so often: the second time on a new child.
 const ATTEMPTS: u32 = 2;
 
@@ -186,7 +189,7 @@ impl Minder {
                     && let Some(flight) = child.flights.remove(&first)
                 {
                     child.finished += 1;
-                    end(flight, ended);
+                    if flight.job.parts.len() > FEW { end_elsewhere(flight, ended) } else { end(flight, ended) }
                 }
             }
             loader_kind::FORGOTTEN => {
@@ -456,6 +459,22 @@ fn end(flight: Flight, ended: Ended) {
     drop(job);
     if catch_unwind(AssertUnwindSafe(|| done(Ended { parts, report }))).is_err() {
         tracing::error!("a panic in what follows a load");
+    }
+}
+
+/// The same on a thread of its own, if there is one to be had.
+fn end_elsewhere(flight: Flight, ended: Ended) {
+    let both = Arc::new(Mutex::new(Some((flight, ended))));
+    let theirs = Arc::clone(&both);
+    let finish = move || {
+        if let Some((flight, ended)) = theirs.lock().take() {
+            end(flight, ended);
+        }
+    };
+    if std::thread::Builder::new().name("published".into()).spawn(finish).is_err()
+        && let Some((flight, ended)) = both.lock().take()
+    {
+        end(flight, ended);
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Shared {
     pub(super) wake: OwnedFd,
     /// The child's process id; 0 where there is none.
     pub(super) pid: AtomicU32,
-    /// The slabs that the child has, or will have with the jobs that it was given.
+    /// The slabs that the child has, or will have with the jobs for them.
     pub(super) slabs: Mutex<HashSet<u64>>,
 }
 
@@ -119,12 +119,13 @@ impl Loader for ChildLoader {
             done(ended);
             return;
         }
-        if let Some(slab) = job.slab.as_ref().filter(|slab| slab.fresh) {
-            self.shared.slabs.lock().insert(slab.number);
-        }
         inbox.jobs.push((job, done));
         drop(inbox);
         self.shared.wake();
+    }
+
+    fn open(&self, slab: u64) {
+        self.shared.slabs.lock().insert(slab);
     }
 
     fn has(&self, slab: u64) -> bool {

@@ -4,6 +4,8 @@
 
 #[path = "loader/direct.rs"]
 mod direct;
+#[path = "loader/slabs.rs"]
+mod slabs;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

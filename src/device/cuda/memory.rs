@@ -55,4 +55,9 @@ impl Memory for CudaMemory {
     fn seal(&self, _allocation: &Allocation) -> Result<()> {
         Ok(())
     }
+
+    /// The same.
+    fn seal_slab(&self, _allocation: &Allocation) -> Result<()> {
+        Ok(())
+    }
 }

@@ -1,6 +1,6 @@
-//! The one thread that works off the lines written to control files, so that no FUSE worker opens thousands of files for
+//! The few threads that work off the lines written to control files, so that no FUSE worker opens thousands of files for
 //! somebody. It keeps the number of loads that are under way in bounds, and with it the descriptors. A write is answered
-//! when its lines are begun, or when its time is up: by a second thread, because opening a file can take for ever (a
+//! when its lines are begun, or when its time is up: by a thread of its own, because opening a file can take for ever (a
 //! network file system whose server is gone). Called by `fuse` for writes and closes of control files.
 
 use super::lines::Lines;
@@ -11,16 +11,20 @@ use crate::filesystem::beneath;
 use crate::protocol::{Code, NONE};
 use crate::source::OpenFile;
 use parking_lot::{Condvar, Mutex};
+use rustix::process::{Resource, getrlimit};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Loads from control files that may be under way at once: each holds a descriptor of its file.
-const UNDER_WAY_LIMIT: usize = 256;
-/// After this time a load does not count as under way any more, whatever became of it.
-const LOAD_PATIENCE: Duration = Duration::from_secs(600);
+/// Loads from control files that may be under way at once, where there are descriptors for so many: each holds one of its
+/// file. Small ones go to the loader by the hundred.
+const UNDER_WAY_LIMIT: usize = 2048;
+/// Of the descriptors that the daemon may have, this part is for them.
+const SHARE_OF_DESCRIPTORS: usize = 16;
+/// Threads that open files: one opens some 50,000 in a second.
+const THREADS: usize = 4;
 
 /// Told that the lines of a write are begun, or that its time is up.
 pub(crate) type Begun = Box<dyn FnOnce() + Send>;
@@ -34,9 +38,9 @@ pub(crate) struct Queue {
 struct State {
     /// In the order in which they came; worked off from the front.
     jobs: VecDeque<Job>,
-    /// A line of the first job was taken and is not begun yet.
-    beginning: bool,
     under_way: usize,
+    /// As many are under way as may be: nothing is begun until a quarter of them is over, so that it is not done one by one.
+    full: bool,
     stopping: bool,
 }
 
@@ -46,6 +50,8 @@ struct Job {
     paths: VecDeque<(usize, PathBuf)>,
     deadline: Instant,
     begun: Option<Begun>,
+    /// Had by each thread that is beginning a line of it.
+    token: Arc<()>,
 }
 
 /// What the thread works with.
@@ -54,17 +60,25 @@ struct Worker {
     mountpoint: PathBuf,
     cache: Arc<Cache>,
     queue: Weak<Queue>,
+    limit: usize,
 }
 
 impl Queue {
     /// `root` is the source's directory.
     pub(crate) fn start(root: OwnedFd, mountpoint: &Path, cache: Arc<Cache>) -> Result<Arc<Queue>> {
         let queue = Arc::new(Queue { state: Mutex::default(), changed: Condvar::new() });
-        let worker = Worker { root, mountpoint: mountpoint.to_path_buf(), cache, queue: Arc::downgrade(&queue) };
+        let descriptors =
+            getrlimit(Resource::Nofile).current.map_or(UNDER_WAY_LIMIT, |n| n as usize / SHARE_OF_DESCRIPTORS);
+        let limit = descriptors.clamp(1, UNDER_WAY_LIMIT);
+        let mountpoint = mountpoint.to_path_buf();
+        let worker = Arc::new(Worker { root, mountpoint, cache, queue: Arc::downgrade(&queue), limit });
         let failed = |e| Failure::system("cannot start a thread for control files", e);
-        let (works, answers) = (Arc::clone(&queue), Arc::clone(&queue));
         let named = |name: &str| std::thread::Builder::new().name(name.to_string());
-        named("control").spawn(move || works.work(&worker)).map_err(failed)?;
+        for _ in 0..THREADS {
+            let (works, worker) = (Arc::clone(&queue), Arc::clone(&worker));
+            named("control").spawn(move || works.work(&worker)).map_err(failed)?;
+        }
+        let answers = Arc::clone(&queue);
         named("control-answers").spawn(move || answers.answer()).map_err(failed)?;
         Ok(queue)
     }
@@ -78,7 +92,7 @@ impl Queue {
             return;
         }
         let deadline = Instant::now() + PATIENCE;
-        state.jobs.push_back(Job { lines, paths: paths.into(), deadline, begun: Some(begun) });
+        state.jobs.push_back(Job { lines, paths: paths.into(), deadline, begun: Some(begun), token: Arc::new(()) });
         self.changed.notify_all();
     }
 
@@ -88,25 +102,27 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// The life of the thread that begins lines.
+    /// The life of a thread that begins lines.
     fn work(&self, worker: &Worker) {
         let mut state = self.state.lock();
         while !state.stopping {
-            let room = state.under_way < UNDER_WAY_LIMIT;
+            let room = !state.full;
             // Giving up needs no room, and makes some.
             let may = |job: &&mut Job| !job.paths.is_empty() && (room || matches!(job.lines.action, Action::Evict));
             let job = state.jobs.iter_mut().find(may);
-            let next =
-                job.and_then(|job| job.paths.pop_front().map(|(number, path)| (job.lines.clone(), number, path)));
-            let Some((lines, number, path)) = next else {
+            let taken = |job: &mut Job| {
+                let (number, path) = job.paths.pop_front()?;
+                Some((job.lines.clone(), Arc::clone(&job.token), number, path))
+            };
+            let Some((lines, token, number, path)) = job.and_then(taken) else {
                 self.changed.wait(&mut state);
                 continue;
             };
             state.under_way += 1;
-            state.beginning = true;
+            state.full |= state.under_way >= worker.limit;
             parking_lot::MutexGuard::unlocked(&mut state, || worker.begin(lines, number, &path));
-            state.beginning = false;
-            if state.jobs.front().is_some_and(|job| job.paths.is_empty()) {
+            drop(token);
+            if state.jobs.front().is_some_and(Job::is_begun) {
                 self.changed.notify_all();
             }
         }
@@ -133,10 +149,13 @@ impl Queue {
         }
     }
 
-    fn one_less(&self) {
+    fn one_less(&self, limit: usize) {
         let mut state = self.state.lock();
-        state.under_way = state.under_way.saturating_sub(1);
-        self.changed.notify_all();
+        state.under_way -= 1;
+        if state.full && state.under_way <= limit * 3 / 4 {
+            state.full = false;
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -145,16 +164,18 @@ impl State {
     /// lines of its own, and so hears when those before it are begun.
     fn due(&mut self, now: Instant) -> Vec<Begun> {
         let mut due = Vec::new();
-        while self.stopping || !self.beginning {
-            match self.jobs.front() {
-                Some(job) if self.stopping || job.paths.is_empty() => {
-                    due.extend(self.jobs.pop_front().and_then(|job| job.begun));
-                }
-                _ => break,
-            }
+        while self.jobs.front().is_some_and(|job| self.stopping || job.is_begun()) {
+            due.extend(self.jobs.pop_front().and_then(|job| job.begun));
         }
         due.extend(self.jobs.iter_mut().filter(|job| job.deadline <= now).filter_map(|job| job.begun.take()));
         due
+    }
+}
+
+impl Job {
+    /// Whether every line of it is.
+    fn is_begun(&self) -> bool {
+        self.paths.is_empty() && Arc::strong_count(&self.token) == 1
     }
 }
 
@@ -173,7 +194,7 @@ impl Worker {
 
     fn one_less(&self) {
         if let Some(queue) = self.queue.upgrade() {
-            queue.one_less();
+            queue.one_less(self.limit);
         }
     }
 
@@ -185,7 +206,7 @@ impl Worker {
                 return self.one_less();
             }
         };
-        let queue = self.queue.clone();
+        let (queue, limit) = (self.queue.clone(), self.limit);
         let ask = Ask {
             file,
             device: NONE,
@@ -194,7 +215,7 @@ impl Worker {
             caller: lines.caller.clone(),
             session: None,
             // Nobody waits for the answer: it only says when the load is no longer under way.
-            wait: LOAD_PATIENCE,
+            wait: Duration::MAX,
         };
         self.cache.materialize(
             ask,
@@ -205,7 +226,7 @@ impl Worker {
                     Err(failure) => lines.done(number, Err(failure)),
                 }
                 if let Some(queue) = queue.upgrade() {
-                    queue.one_less();
+                    queue.one_less(limit);
                 }
             }),
         );

@@ -1,0 +1,164 @@
+//! Small files share an allocation: a slab, of one domain, to which files are added one behind the other and from which none
+//! is taken back; it goes when all of them have. It must never hand out the same bytes twice, nor memory that the loader
+//! does not have mapped any more. Called by the thread that begins loads.
+
+use super::copy::Block;
+use super::placement::ALIGNMENT;
+use crate::loader::Loader;
+use crate::source::Domain;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+/// Files of so many bytes at most share memory. A file of its own takes whole pages of the device (2 MiB on a GPU).
+pub(super) const SMALL: u64 = 1 << 20;
+
+/// Bytes of a slab at most: mapping it takes a client 0.3 ms whatever its size, and as long as one file of it is held it
+/// stays whole.
+const LARGEST: u64 = 32 << 20;
+
+/// A slab that is begun for files to come takes this part of the memory that slabs have already: so much is unused at most.
+const AHEAD: u64 = 10;
+
+/// The slabs of one device, as far as they are filled.
+#[derive(Default)]
+pub(super) struct Slabs {
+    domains: HashMap<Domain, Vec<Filled>>,
+}
+
+/// The last of a domain is the one that is filled now.
+struct Filled {
+    block: Weak<Block>,
+    size: u64,
+    /// Bytes from the beginning that are given out.
+    used: u64,
+}
+
+/// Bytes that `length` bytes of content take in a slab.
+pub(super) fn padded(length: u64) -> u64 {
+    length.next_multiple_of(ALIGNMENT)
+}
+
+impl Slabs {
+    /// Takes `bytes` of the slab that `domain` fills now, if it has them; else gives it up.
+    pub(super) fn take(&mut self, domain: Domain, bytes: u64, loader: &dyn Loader) -> Option<(Arc<Block>, u64)> {
+        let slabs = self.domains.get_mut(&domain)?;
+        let last = slabs.last_mut().filter(|last| last.used < last.size)?;
+        let block = last.block.upgrade().filter(|block| loader.has(block.id));
+        match block {
+            Some(block) if last.size - last.used >= bytes => {
+                let offset = last.used;
+                last.used += bytes;
+                Some((block, offset))
+            }
+            block => {
+                if let Some(block) = block {
+                    loader.forget(block.id);
+                }
+                last.used = last.size;
+                None
+            }
+        }
+    }
+
+    /// `block` is new, and the first `bytes` of it are given out.
+    pub(super) fn begin(&mut self, domain: Domain, block: &Arc<Block>, bytes: u64) {
+        let filled = Filled { block: Arc::downgrade(block), size: block.allocation().size(), used: bytes };
+        self.domains.entry(domain).or_default().push(filled);
+    }
+
+    /// Bytes of a new slab for `domain`, of which `bytes` are wanted now, where `free` can be had without anything's being
+    /// given up for it.
+    pub(super) fn size(&mut self, domain: Domain, bytes: u64, free: u64) -> u64 {
+        let slabs = self.domains.entry(domain).or_default();
+        slabs.retain(|slab| slab.block.strong_count() > 0);
+        let live: u64 = slabs.iter().map(|slab| slab.size).sum();
+        if slabs.is_empty() {
+            self.domains.remove(&domain);
+        }
+        bytes.max((live / AHEAD).min(LARGEST).min(free))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::budget::Budget;
+    use crate::device::{Memory, host::HostMemory};
+    use crate::loader::{Done, Job};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Has every slab until it is told to forget it, or is away.
+    #[derive(Default)]
+    struct Keeps {
+        forgotten: AtomicU64,
+        away: AtomicBool,
+    }
+
+    impl Loader for Keeps {
+        fn submit(&self, _job: Job, _done: Done) {}
+        fn open(&self, _slab: u64) {}
+        fn has(&self, _slab: u64) -> bool {
+            !self.away.load(Ordering::Relaxed)
+        }
+        fn forget(&self, slab: u64) {
+            self.forgotten.store(slab, Ordering::Relaxed);
+        }
+        fn stop(&self) {}
+    }
+
+    fn block(size: u64, loader: &Arc<Keeps>) -> Arc<Block> {
+        let charge = Budget::new(size, 1).reserve(size).expect("fits");
+        let allocation = HostMemory::new().expect("a host").allocate(size).expect("room");
+        Block::slab(0, allocation, charge, loader.clone())
+    }
+
+    const DOMAIN: Domain = Domain { uid: 1, user_namespace: 2, mount_namespace: 3 };
+
+    #[test]
+    fn bytes_are_given_out_once_and_in_order() {
+        let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none());
+        let first = block(4096, &loader);
+        slabs.begin(DOMAIN, &first, 1024);
+        let take = |slabs: &mut Slabs, bytes| slabs.take(DOMAIN, bytes, &*loader).map(|(block, at)| (block.id, at));
+        assert_eq!(take(&mut slabs, 256), Some((first.id, 1024)));
+        assert_eq!(take(&mut slabs, 2816), Some((first.id, 1280)));
+        assert_eq!(take(&mut slabs, 256), None, "it is full");
+        let others = Domain { uid: 9, ..DOMAIN };
+        assert!(slabs.take(others, 1, &*loader).is_none(), "nobody else's");
+    }
+
+    #[test]
+    fn a_slab_ends_with_its_room_its_copies_or_its_loader() {
+        let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
+        let first = block(4096, &loader);
+        slabs.begin(DOMAIN, &first, 1024);
+        assert!(slabs.take(DOMAIN, 4096, &*loader).is_none());
+        assert_eq!(loader.forgotten.load(Ordering::Relaxed), first.id, "nothing more comes into it");
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "also what would have fitted");
+        let second = block(4096, &loader);
+        slabs.begin(DOMAIN, &second, 0);
+        loader.away.store(true, Ordering::Relaxed);
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "no process has it mapped");
+        loader.away.store(false, Ordering::Relaxed);
+        let third = block(4096, &loader);
+        slabs.begin(DOMAIN, &third, 0);
+        let id = third.id;
+        drop(third);
+        assert_eq!(loader.forgotten.load(Ordering::Relaxed), id);
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "all its copies have gone");
+    }
+
+    #[test]
+    fn what_is_begun_for_files_to_come_is_little() {
+        let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
+        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 4096);
+        let blocks: Vec<_> = (0..50).map(|_| block(40960, &loader)).collect();
+        blocks.iter().for_each(|block| slabs.begin(DOMAIN, block, 40960));
+        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 50 * 4096);
+        assert_eq!(slabs.size(DOMAIN, 4096, 8192), 8192, "nothing is given up for it");
+        assert_eq!(slabs.size(DOMAIN, 1 << 20, 0), 1 << 20);
+        drop(blocks);
+        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 4096);
+    }
+}

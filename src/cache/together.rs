@@ -1,0 +1,167 @@
+//! Small files that wait together: they get places in slabs, and go to the loader as one job. What becomes of one of them is
+//! its own affair: it may have changed, or be unreadable, and the others are published. Called by the thread that begins
+//! loads.
+
+use super::copy::{Block, Filling, Key, Place};
+use super::dispatch::Flight;
+use super::placement;
+use super::shelf::Shelf;
+use super::slab::{Slabs, padded};
+use crate::failure::Result;
+use crate::loader::{Ended, Job, Part, Slab, Watch};
+use crate::source::OpenFile;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A file with what it needs.
+struct Small {
+    key: Key,
+    number: u64,
+    file: OpenFile,
+    size: u64,
+    lead: u64,
+    watch: Arc<Watch>,
+}
+
+impl Small {
+    /// Bytes in a slab.
+    fn bytes(&self) -> u64 {
+        padded(self.lead + self.size)
+    }
+}
+
+/// Where a file of a job goes.
+struct Placed {
+    small: Small,
+    offset: u64,
+}
+
+impl Shelf {
+    /// Takes up loads that waited, of one domain. What cannot share memory after all goes its own way.
+    pub(super) fn begin_together(self: &Arc<Self>, slabs: &mut Slabs, wanted: &[(Key, u64)]) {
+        let mut smalls: Vec<Small> = wanted.iter().filter_map(|(key, number)| self.look(*key, *number)).collect();
+        smalls.reverse();
+        let mut job: Option<(Filling, Vec<Placed>)> = None;
+        while let Some(small) = smalls.pop() {
+            let domain = small.key.domain;
+            let (block, offset) = match slabs.take(domain, small.bytes(), &*self.loader) {
+                Some(taken) => taken,
+                None => {
+                    // Making room may have to wait for what is under way: that shall not be these.
+                    if let Some((filling, parts)) = job.take() {
+                        self.hand_over_together(filling, parts);
+                    }
+                    let bytes = small.bytes() + smalls.iter().map(Small::bytes).sum::<u64>();
+                    match self.new_slab(slabs, &small, bytes) {
+                        Some(block) => (block, 0),
+                        None => {
+                            self.begin(small.key, small.number);
+                            continue;
+                        }
+                    }
+                }
+            };
+            let placed = Placed { small, offset };
+            match &mut job {
+                Some((filling, parts)) if filling.block().id == block.id => parts.push(placed),
+                _ => {
+                    if let Some((filling, parts)) = job.take() {
+                        self.hand_over_together(filling, parts);
+                    }
+                    job = Some((Filling::begin(block), vec![placed]));
+                }
+            }
+        }
+        if let Some((filling, parts)) = job {
+            self.hand_over_together(filling, parts);
+        }
+    }
+
+    /// The file as it is now. Nothing: it is not wanted any more, or cannot share memory and went its own way.
+    fn look(self: &Arc<Self>, key: Key, number: u64) -> Option<Small> {
+        let mut index = self.index.lock();
+        let load = index.load(&key, number)?;
+        // Before the look at the file: what changes from here on is seen.
+        load.stale = false;
+        let (file, watch) = (load.file.clone(), Arc::clone(&load.watch));
+        drop(index);
+        let version = match file.version() {
+            Ok(version) => version,
+            Err(failure) => {
+                self.fail(&key, number, failure);
+                return None;
+            }
+        };
+        let mut index = self.index.lock();
+        let load = index.load(&key, number)?;
+        load.version = version;
+        let shares = load.shares();
+        drop(index);
+        if !shares || watch.cancelled.load(Ordering::Acquire) {
+            self.begin(key, number);
+            return None;
+        }
+        let lead = placement::small_lead(&file, version.size);
+        Some(Small { key, number, file, size: version.size, lead, watch })
+    }
+
+    /// A slab with room for `bytes`, of which `small` takes the first. Nothing: it would be alone in it, or there is no
+    /// room for so much.
+    fn new_slab(&self, slabs: &mut Slabs, small: &Small, bytes: u64) -> Option<Arc<Block>> {
+        let free = self.budget.limit().saturating_sub(self.budget.used());
+        let size = self.info().rounded(slabs.size(small.key.domain, bytes, free));
+        if size < small.bytes() + padded(1) {
+            return None;
+        }
+        let (allocation, charge) = self.make_room(&small.file, size, &|| true).ok()?;
+        let block = Block::slab(self.number, allocation, charge, Arc::clone(&self.loader));
+        self.loader.open(block.id);
+        slabs.begin(small.key.domain, &block, small.bytes());
+        Some(block)
+    }
+
+    fn hand_over_together(self: &Arc<Self>, filling: Filling, placed: Vec<Placed>) {
+        let flight = Flight::begin(self);
+        let block = filling.block();
+        let part = |Placed { small, offset }: &Placed| Part {
+            file: small.file.clone(),
+            offset: 0,
+            length: small.size,
+            place: offset + small.lead,
+            watch: Arc::clone(&small.watch),
+        };
+        let keeper = Arc::clone(&block.piece);
+        let job = Job {
+            allocation: Arc::clone(block.allocation()),
+            slab: Some(Slab { number: block.id, keeper }),
+            parts: placed.iter().map(part).collect(),
+        };
+        let done = move |ended: Ended| {
+            let shelf = &flight.0;
+            shelf.routes.add(&ended.report);
+            let block = filling.block();
+            if ended.parts.iter().all(Result::is_err) {
+                // Perhaps it could not be mapped at all: nothing more shall come into it.
+                shelf.loader.forget(block.id);
+            }
+            let sealed = shelf.seal_slab(block);
+            for (Placed { small, offset }, result) in placed.into_iter().zip(ended.parts) {
+                let Small { key, number, file, size: _, lead, .. } = &small;
+                let result = result.and_then(|loaded| sealed.clone().map(|()| loaded));
+                let place = Place { block: Arc::clone(block), offset: offset + lead, bytes: small.bytes() };
+                shelf.ended(*key, *number, file, place, result);
+            }
+        };
+        self.loader.submit(job, Box::new(done));
+    }
+
+    /// Before anybody else sees the slab: only the loader, which has it mapped, can write to it from now on.
+    fn seal_slab(&self, block: &Block) -> Result<()> {
+        if block.sealed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.memory.seal_slab(block.allocation())?;
+        block.sealed.store(true, Ordering::Release);
+        Ok(())
+    }
+}
