@@ -260,11 +260,11 @@ fn the_limits_of_whoever_mounts_end_no_daemon() {
     let script = r#"exec "$0" mount --device host --no-passthrough "$1" "$2""#;
     let mut command = std::process::Command::new("prlimit");
     // prlimit takes CAP_SYS_RESOURCE's way out away: these are hard limits.
-    command.args(["--nofile=1024:1024", "--fsize=102400:102400", "setpriv", "--bounding-set=-sys_resource"]);
+    command.args(["--nofile=1024:1024", "--fsize=40000000:40000000", "setpriv", "--bounding-set=-sys_resource"]);
     command.args(["--inh-caps=-sys_resource", "sh", "-c", script]);
     run(command.arg(warpfs_binary()).args([&mounted.source, &mounted.mountpoint])).ok();
     // A write beyond the daemon's own limit is an error of that write.
-    let written = std::fs::write(mounted.mountpoint.join("huge"), vec![0; 1 << 20]);
+    let written = std::fs::write(mounted.mountpoint.join("huge"), vec![0; 48 << 20]);
     assert_eq!(written.expect_err("beyond the limit").raw_os_error(), Some(libc::EFBIG));
     std::fs::remove_file(mounted.mountpoint.join("huge")).expect("removed");
     // More files than it has descriptors for: small ones share them.
