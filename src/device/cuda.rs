@@ -1,13 +1,15 @@
 //! CUDA devices: memory as POSIX descriptors through the driver's virtual memory management. Every call of the driver is
-//! in this room; none of them may panic where there is no driver. Called by the daemon (`CudaMemory`) and by loaders and
-//! clients (`CudaImporter`).
+//! in this room; none of them may panic where there is no driver. Called by the daemon (`CudaMemory`), by loaders and clients
+//! (`CudaImporter`), and by the doctor (`device_facts`).
 
 mod driver;
+mod facts;
 mod importer;
 mod memory;
 mod nvml;
 mod owned;
 
+pub use facts::{DeviceFacts, cuda_version, device_facts, driver_version};
 pub use importer::CudaImporter;
 pub use memory::CudaMemory;
 

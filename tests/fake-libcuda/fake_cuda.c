@@ -95,6 +95,7 @@ API int cuInit(unsigned flags) {
     initialised = 1;
     return OK;
 }
+API int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
 API int cuGetErrorName(int code, const char **name) {
     switch (code) {
     case OK: *name = "CUDA_SUCCESS"; break;
@@ -120,6 +121,11 @@ API int cuDeviceGet(int *device, int ordinal) { DEVICE(ordinal); *device = ordin
 API int cuDeviceGetName(char *name, int length, int device) {
     DEVICE(device);
     snprintf(name, (size_t)length, "Fake GPU %d", device);
+    return OK;
+}
+API int cuDeviceGetPCIBusId(char *id, int length, int device) {
+    DEVICE(device);
+    snprintf(id, (size_t)length, "0000:%02X:00.0", 0xF0 + device);
     return OK;
 }
 API int cuDeviceGetUuid_v2(char *uuid, int device) {

@@ -43,10 +43,12 @@ macro_rules! functions {
 
 functions! {
     cuInit(c_uint);
+    cuDriverGetVersion(*mut c_int);
     cuGetErrorName(c_int, *mut *const c_char);
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut c_int, c_int);
     cuDeviceGetName(*mut c_char, c_int, c_int);
+    cuDeviceGetPCIBusId(*mut c_char, c_int, c_int);
     cuDeviceGetUuid_v2(*mut sys::CUuuid, c_int);
     cuDeviceTotalMem_v2(*mut usize, c_int);
     cuDeviceGetAttribute(*mut c_int, c_int, c_int);
@@ -174,8 +176,16 @@ impl Driver {
         // SAFETY: the pointer and the length name a live buffer, in which the driver leaves a NUL-terminated string.
         let code = unsafe { (self.functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device) };
         self.check(code, "tell a device's name")?;
-        let bytes: Vec<u8> = name.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(text(&name))
+    }
+
+    /// Where the device is plugged in, as `DOMAIN:BUS:DEVICE.FUNCTION` in hexadecimal digits.
+    pub(super) fn bus_id(&self, device: c_int) -> Result<String> {
+        let mut id = [0 as c_char; 32];
+        // SAFETY: the pointer and the length name a live buffer, in which the driver leaves a NUL-terminated string.
+        let code = unsafe { (self.functions.cuDeviceGetPCIBusId)(id.as_mut_ptr(), id.len() as c_int, device) };
+        self.check(code, "tell where a device is plugged in")?;
+        Ok(text(&id))
     }
 
     /// Bytes.
@@ -198,11 +208,23 @@ impl Driver {
         self.has(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     }
 
+    /// Whether other devices can reach memory that was created to be shared, which cuFile needs.
+    pub(super) fn can_be_reached(&self, device: c_int) -> bool {
+        self.has(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)
+    }
+
+    /// The newest CUDA that the driver runs: 1000 times its major number and 10 times its minor.
+    pub(super) fn version(&self) -> Result<u32> {
+        let mut version = 0;
+        // SAFETY: the pointer names a live int.
+        self.check(unsafe { (self.functions.cuDriverGetVersion)(&mut version) }, "tell its version")?;
+        Ok(version as u32)
+    }
+
     /// What every allocation of ours on `device` is.
     pub(super) fn properties(&self, device: c_int) -> Properties {
         // cuFile can reach only memory that was created for it.
-        let direct =
-            self.has(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        let direct = self.can_be_reached(device);
         Properties {
             type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: sys::CUmemAllocationHandleType_enum(DESCRIPTOR),
@@ -226,6 +248,12 @@ impl Driver {
         self.check(code, "tell the granularity of memory")?;
         Ok(bytes as u64)
     }
+}
+
+/// The string at the beginning of a buffer.
+fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Memory that lies on `device`.

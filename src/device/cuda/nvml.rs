@@ -1,5 +1,5 @@
-//! Free memory of a device from NVML, the one source that needs no context. It must never fail a request: where NVML is
-//! missing or does not know the device, nobody can tell. Called by the owner's side.
+//! What NVML tells, the one source that needs no context: free memory, for the owner's side, and the driver's version, for
+//! the doctor. It must never fail a request: where NVML is missing or does not know the device, nobody can tell.
 
 use crate::device::format_uuid;
 use crate::protocol::DeviceUuid;
@@ -13,9 +13,16 @@ const LIBRARIES: [&str; 3] =
 
 /// Bytes of the device that nobody uses. A call takes 6 us (measured).
 pub(super) fn free(uuid: &DeviceUuid) -> Option<u64> {
+    Some(library()?.device_by_uuid(format_uuid(uuid)).ok()?.memory_info().ok()?.free)
+}
+
+/// The driver's version, such as `580.65.06`.
+pub(super) fn driver_version() -> Option<String> {
+    library()?.sys_driver_version().ok()
+}
+
+fn library() -> Option<&'static Nvml> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
-    let nvml = NVML
-        .get_or_init(|| LIBRARIES.iter().find_map(|path| Nvml::builder().lib_path(OsStr::new(path)).init().ok()))
-        .as_ref()?;
-    Some(nvml.device_by_uuid(format_uuid(uuid)).ok()?.memory_info().ok()?.free)
+    NVML.get_or_init(|| LIBRARIES.iter().find_map(|path| Nvml::builder().lib_path(OsStr::new(path)).init().ok()))
+        .as_ref()
 }
