@@ -54,20 +54,25 @@ pub const RESERVE_LEAST: u64 = 512 << 20;
 impl Config {
     /// The budget on a device, in bytes. `free`: what nobody uses there now, where that is known.
     pub fn limit(&self, device: &Info, free: Option<u64>) -> Result<u64> {
-        let wanted = self.budget.unwrap_or(BUDGET).of(device.total);
+        Config::limit_of(self.budget, self.reserve, device, free)
+    }
+
+    /// The same for settings without a mount.
+    pub fn limit_of(budget: Option<Amount>, reserve: Option<Amount>, device: &Info, free: Option<u64>) -> Result<u64> {
+        let wanted = budget.unwrap_or(BUDGET).of(device.total);
         let usual = || RESERVE.of(device.total).max(RESERVE_LEAST);
-        let reserve = self.reserve.map_or_else(usual, |reserve| reserve.of(device.total));
+        let reserve = reserve.map_or_else(usual, |reserve| reserve.of(device.total));
         // A budget that was asked for counts even if others use the device now; only the whole device bounds it.
-        let most = match self.budget {
+        let most = match budget {
             Some(_) => device.total,
             None => free.unwrap_or(device.total).min(device.total).saturating_sub(reserve),
         };
-        if self.budget.is_some() && wanted > most {
+        if budget.is_some() && wanted > most {
             let message = format!("--budget {} is more than {} has: {}", Human(wanted), device.label, Human(most));
             return Err(Failure::new(Code::BadRequest, message));
         }
         let limit = wanted.min(most);
-        if self.budget.is_some() && limit < device.granularity {
+        if budget.is_some() && limit < device.granularity {
             let message = format!(
                 "--budget {wanted} bytes is less than the least piece of {}, {}",
                 device.label,

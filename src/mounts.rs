@@ -13,6 +13,8 @@ use std::process::{Command, Stdio};
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// The mount's number, as statx tells it of every file.
+    pub id: u64,
     pub mountpoint: PathBuf,
     /// `major:minor`, the same for every place at which one file system is mounted.
     pub device: String,
@@ -20,6 +22,8 @@ pub struct Mount {
     pub kind: String,
     /// For ours, the directory that is fronted.
     pub source: PathBuf,
+    /// The options of the file system itself, with commas.
+    pub options: String,
 }
 
 /// The type under which the kernel lists our mounts.
@@ -27,7 +31,11 @@ pub const KIND: &str = "fuse.warpfs";
 
 /// Every mount that this process sees, the oldest first.
 pub fn list() -> Vec<Mount> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    of_table(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// Every mount in a text of the form of `/proc/self/mountinfo`.
+pub fn of_table(table: &[u8]) -> Vec<Mount> {
     table.split(|b| *b == b'\n').filter_map(parse).collect()
 }
 
@@ -38,12 +46,15 @@ pub fn ours() -> Vec<Mount> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
-    let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = String::from_utf8_lossy(fields.nth(1)?).into_owned();
     let mountpoint = path(fields.nth(1)?);
     // Optional fields follow, up to a lone hyphen.
     fields.find(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount { mountpoint, device, kind, source: path(fields.next()?) })
+    let source = path(fields.next()?);
+    let options = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    Some(Mount { id, mountpoint, device, kind, source, options })
 }
 
 /// A field of mountinfo, in which space, tab, newline and backslash are octal escapes.
@@ -148,6 +159,7 @@ mod tests {
         assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
         assert_eq!((mount.kind.as_str(), mount.device.as_str()), (KIND, "98:0"));
         assert_eq!(mount.source, Path::new("/data,1"));
+        assert_eq!((mount.id, mount.options.as_str()), (36, "rw,user_id=0"));
         assert_eq!(parse(b""), None);
     }
 
