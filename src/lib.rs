@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`cli`] | the command line: one file a command |
 //! | [`client`] | the Rust client, on which the command line is built |
+//! | [`doctor`] | what works on this machine, and what to do about the rest |
 //! | [`daemon`] | puts the rooms together, runs them, supervises, stops them |
 //! | [`filesystem`] | the mount: names, attributes and data of the source, and the triggers (ioctl, xattr, `.warpfs`) |
 //! | [`channel`] | how clients ask beside the mount: the socket and its sessions |
@@ -27,6 +28,7 @@ pub mod client;
 pub mod config;
 pub mod daemon;
 pub mod device;
+pub mod doctor;
 pub mod failure;
 pub mod filesystem;
 pub mod loader;
