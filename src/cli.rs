@@ -8,6 +8,7 @@ macro_rules! say {
 }
 
 mod attach_time;
+mod doctor;
 mod evict;
 mod loader;
 mod mount;
@@ -52,10 +53,13 @@ enum Command {
     Status(status::Args),
     Verify(verify::Args),
     Read(read::Args),
+    Doctor(doctor::Args),
     #[command(hide = true)]
     Loader(loader::Args),
     #[command(hide = true)]
     AttachTime(attach_time::Args),
+    #[command(hide = true, name = crate::doctor::probe::COMMAND)]
+    ProbeCufile(doctor::ProbeArgs),
 }
 
 /// What every command returns.
@@ -71,8 +75,10 @@ impl Cli {
             Command::Status(args) => status::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Read(args) => read::run(&args),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Loader(args) => loader::run(args),
             Command::AttachTime(args) => attach_time::run(&args),
+            Command::ProbeCufile(args) => doctor::answer(&args),
         };
         match done {
             Ok(()) => ExitCode::SUCCESS,
@@ -120,7 +126,7 @@ mod tests {
     fn help_has_words_for_every_argument() {
         let cli = Cli::command();
         let shown: Vec<_> = cli.get_subcommands().filter(|command| !command.is_hide_set()).collect();
-        assert_eq!(shown.len(), 7);
+        assert_eq!(shown.len(), 8);
         for command in shown {
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{}: {}", command.get_name(), argument.get_id());

@@ -13,6 +13,8 @@ mod bad_input;
 mod cases;
 #[path = "integration/channel.rs"]
 mod channel;
+#[path = "integration/doctor.rs"]
+mod doctor;
 #[path = "integration/fake_gpu.rs"]
 mod fake_gpu;
 #[path = "integration/fstab.rs"]
