@@ -156,8 +156,10 @@ struct warpfs_materialize {
 
 /* Only start the load, and return at once. */
 #define WARPFS_MATERIALIZE_NOWAIT 1u
+/* Starts nothing: ends the file's load, unless another program wants it too. state says what is left. */
+#define WARPFS_MATERIALIZE_CANCEL 2u
 /* Every flag that this version knows; others are refused (EINVAL). */
-#define WARPFS_MATERIALIZE_FLAGS WARPFS_MATERIALIZE_NOWAIT
+#define WARPFS_MATERIALIZE_FLAGS (WARPFS_MATERIALIZE_NOWAIT | WARPFS_MATERIALIZE_CANCEL)
 /* Milliseconds for which MATERIALIZE keeps its caller at most. */
 #define WARPFS_MATERIALIZE_WAIT_MS 1000
 

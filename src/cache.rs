@@ -7,6 +7,7 @@ mod copy;
 mod dispatch;
 mod hold;
 mod index;
+mod openmetrics;
 mod placement;
 mod policy;
 mod room;
@@ -165,6 +166,11 @@ impl Cache {
         self.shelf(device)?.standing(file, domain)
     }
 
+    /// Ends the load of `file`, unless somebody else than the caller's process wants it; says what is left.
+    pub fn cancel(&self, file: FileId, device: DeviceUuid, caller: &Caller) -> Result<State> {
+        Ok(self.shelf(device)?.cancel(file, caller))
+    }
+
     /// Gives the copies of `file` in `domain` up, on `device` or, with [`NONE`], on every device.
     pub fn evict(&self, file: FileId, device: DeviceUuid, domain: Domain) -> Result<Evicted> {
         self.shelf(device)?;
@@ -228,6 +234,11 @@ impl Cache {
             devices: devices.collect(),
         };
         serde_json::to_value(stats).expect("plain structs become JSON")
+    }
+
+    /// The same numbers for everybody, as OpenMetrics text.
+    pub fn metrics(&self) -> String {
+        openmetrics::text(&self.shelves, self.sessions.count(), self.started.elapsed())
     }
 
     /// Fails the loads that wait, and lets the loaders go. Nothing can be asked for after.

@@ -15,6 +15,6 @@ mod ask;
 mod buffer;
 mod session;
 
-pub use ask::{Device, Progress, evict, materialize, open, standing, version};
+pub use ask::{Device, Progress, cancel, evict, materialize, open, standing, version};
 pub use buffer::Buffer;
 pub use session::Session;

@@ -1,6 +1,7 @@
 //! Every counter in one table: name, unit, stability. A counter that is not in the table does not exist.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Whether a name may change between releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,7 @@ pub enum Stability {
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub name: &'static str,
+    /// What one of it is.
     pub unit: &'static str,
     pub stability: Stability,
     pub help: &'static str,
@@ -41,10 +43,41 @@ counters! {
     EvictionsAsked: "evictions_asked", "files", "copies given up because somebody asked for it";
     Superseded: "superseded", "files", "copies given up because the file changed";
     Lapsed: "holds_lapsed", "holds", "holds whose allocation was not fetched in time";
-    BytesBuffered: "bytes_buffered", "bytes", "bytes loaded through the page cache";
-    BytesDirect: "bytes_direct", "bytes", "bytes loaded with O_DIRECT";
-    BytesGds: "bytes_gds", "bytes", "bytes loaded by cuFile, as its own counters say";
-    LoadNanoseconds: "load_nanoseconds", "nanoseconds", "time from first read to last completed copy, summed over loads";
+}
+
+/// How long things took: how many were over within each bound, and the sum.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    /// Not summed up; the last is what took longer than every bound.
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    nanoseconds: AtomicU64,
+}
+
+/// Upper bounds of a histogram, in microseconds: from a small file out of the page cache to a large one from a slow disk.
+pub const BOUNDS: [u64; 18] = [
+    100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000,
+    5_000_000, 10_000_000, 20_000_000, 50_000_000,
+];
+
+impl Histogram {
+    pub fn observe(&self, time: Duration) {
+        let bucket = BOUNDS.partition_point(|bound| u128::from(*bound) < time.as_micros());
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.nanoseconds.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How many were over within each of [`BOUNDS`], and how many there were in all.
+    pub fn within(&self) -> [u64; BOUNDS.len() + 1] {
+        let mut sum = 0;
+        std::array::from_fn(|bucket| {
+            sum += self.buckets[bucket].load(Ordering::Relaxed);
+            sum
+        })
+    }
+
+    pub fn sum(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
 }
 
 /// The counters of one device.
@@ -79,8 +112,19 @@ mod tests {
     #[test]
     fn a_counter_is_its_row() {
         let counters = Counters::default();
-        counters.add(Counter::LoadNanoseconds, 7);
-        assert_eq!(counters.all().last(), Some(("load_nanoseconds", 7)));
+        counters.add(Counter::Lapsed, 7);
+        assert_eq!(counters.all().last(), Some(("holds_lapsed", 7)));
         assert_eq!(TABLE[Counter::Joined as usize].name, "joined");
+    }
+
+    #[test]
+    fn a_time_is_within_its_bound_and_all_that_are_longer() {
+        let histogram = Histogram::default();
+        for micros in [100, 101, 60_000_000] {
+            histogram.observe(Duration::from_micros(micros));
+        }
+        let within = histogram.within();
+        assert_eq!((within[0], within[1], within[17], within[18]), (1, 2, 2, 3));
+        assert_eq!(histogram.sum(), Duration::from_micros(60_000_201));
     }
 }

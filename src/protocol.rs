@@ -204,8 +204,10 @@ pub const IOCTL_EVICT: u32 = ioctl_number(READ_WRITE, 3, EvictIoctl::SIZE);
 
 /// MATERIALIZE only starts the load and returns at once.
 pub const MATERIALIZE_NOWAIT: u32 = 1;
+/// MATERIALIZE starts nothing: it ends the file's load, unless another program wants it too.
+pub const MATERIALIZE_CANCEL: u32 = 2;
 /// Every flag of MATERIALIZE that this version knows; others are refused.
-pub const MATERIALIZE_FLAGS: u32 = MATERIALIZE_NOWAIT;
+pub const MATERIALIZE_FLAGS: u32 = MATERIALIZE_NOWAIT | MATERIALIZE_CANCEL;
 
 /// Milliseconds for which MATERIALIZE keeps its caller at most before it answers "loading".
 pub const MATERIALIZE_WAIT_MS: u32 = 1000;

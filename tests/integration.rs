@@ -39,6 +39,8 @@ mod parity;
 mod programs;
 #[path = "integration/readme.rs"]
 mod readme;
+#[path = "integration/seeing.rs"]
+mod seeing;
 #[path = "integration/semantics.rs"]
 mod semantics;
 #[path = "integration/sources.rs"]

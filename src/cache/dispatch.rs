@@ -151,17 +151,14 @@ impl Shelf {
             return;
         }
         let Some(load) = index.load(&key, number) else { return };
+        let asked = load.asked;
         let copy = copy_of(key, load, Some(place));
         drop(index);
         let verdict = if changed { Ok(Loaded::default()) } else { now.and(result) };
         match verdict {
             Ok(loaded) => {
                 if self.publish(copy, number) {
-                    let [buffered, direct, gds] = loaded.bytes;
-                    self.counters.add(Counter::BytesBuffered, buffered);
-                    self.counters.add(Counter::BytesDirect, direct);
-                    self.counters.add(Counter::BytesGds, gds);
-                    self.counters.add(Counter::LoadNanoseconds, loaded.duration.as_nanos() as u64);
+                    self.latencies[loaded.route() as usize].observe(asked.elapsed());
                 } else {
                     self.again(&key, number, file);
                 }

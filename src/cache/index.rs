@@ -14,6 +14,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Failures that are remembered for STATUS, per device.
 const REMEMBERED_FAILURES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
@@ -64,6 +65,8 @@ impl Default for Index {
 pub struct Sum {
     pub files: u64,
     pub bytes: u64,
+    /// Bytes of the files themselves.
+    pub content: u64,
 }
 
 pub(super) enum Slot {
@@ -76,6 +79,8 @@ pub(super) struct Load {
     /// Tells this load from a later one of the same key.
     pub number: u64,
     pub file: OpenFile,
+    /// When it was first asked for.
+    pub asked: Instant,
     /// The version that is being loaded.
     pub version: Version,
     pub attempt: u32,
@@ -84,11 +89,15 @@ pub(super) struct Load {
     /// The file was changed through the mount since the load began.
     pub stale: bool,
     pub watch: Arc<Watch>,
+    /// Somebody asked and went away: nobody can say that it is not wanted any more.
+    pub detached: bool,
     pub waiters: Vec<Waiter>,
 }
 
 pub(super) struct Waiter {
     pub number: u64,
+    /// The thread that asked.
+    pub pid: u32,
     pub session: Option<SessionId>,
     pub answer: Answer,
 }
@@ -121,6 +130,7 @@ impl Index {
             self.policy.admit(key, copy.bytes());
             self.resident.files += 1;
             self.resident.bytes += copy.bytes();
+            self.resident.content += copy.version.size;
             if let Some(slab) = copy.slab() {
                 self.slabs.entry(slab).or_default().insert(key);
             }
@@ -139,6 +149,7 @@ impl Index {
             self.policy.remove(key);
             self.resident.files -= 1;
             self.resident.bytes -= copy.bytes();
+            self.resident.content -= copy.version.size;
             if let Some(slab) = copy.slab()
                 && let Some(keys) = self.slabs.get_mut(&slab)
             {

@@ -10,16 +10,17 @@ use super::{Answer, Ask, Evicted, Outcome, Placement, SessionId, Setup, Standing
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
 use crate::loader::Loader;
-use crate::metrics::{Counter, Counters};
+use crate::metrics::{Counter, Counters, Histogram};
 use crate::protocol::{Code, State};
 use crate::size::Human;
-use crate::source::{Domain, FileId, OpenFile, Version};
-use crate::transfer::report::Tally;
+use crate::source::identity::process_of;
+use crate::source::{Caller, Domain, FileId, OpenFile, Version};
+use crate::transfer::report::{Route, Tally};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Loads that may wait for the dispatcher, per device: each has a descriptor open.
 const QUEUED: usize = 4096;
@@ -33,6 +34,8 @@ pub struct Shelf {
     pub(super) counters: Counters,
     /// What the loads have done, also those that failed.
     pub(super) routes: Tally,
+    /// From a request to its published copy, by the route that brought the most, in the order of [`Route::ALL`].
+    pub(super) latencies: [Histogram; Route::ALL.len()],
     pub(super) sessions: Arc<Sessions>,
     pub(super) index: Mutex<Index>,
     /// Signalled when there may be something for the dispatcher.
@@ -51,6 +54,7 @@ impl Shelf {
             budget: Budget::new(limit, pieces),
             counters: Counters::default(),
             routes: Tally::default(),
+            latencies: Default::default(),
             sessions,
             index: Mutex::default(),
             work: Condvar::new(),
@@ -95,15 +99,17 @@ impl Shelf {
         let mut total = version.size;
         let mut loaded = 0;
         let wait = ask.wait;
+        let detached = wait.is_zero() || wait == Duration::MAX;
         let (waiters, immediate) = if wait.is_zero() {
             (Vec::new(), Some(answer))
         } else {
-            (vec![Waiter { number, session: ask.session, answer }], None)
+            (vec![Waiter { number, pid: ask.caller.pid, session: ask.session, answer }], None)
         };
         if let Some(Slot::Loading(load)) = index.slot(&key) {
             self.counters.add(Counter::Joined, 1);
             // Somebody changed the file since: what is on its way is not what this request asks for.
             load.stale |= load.version != version;
+            load.detached |= detached;
             load.waiters.extend(waiters);
             total = load.version.size;
             loaded = load.watch.loaded.load(Ordering::Relaxed);
@@ -118,10 +124,12 @@ impl Shelf {
                 number,
                 file: ask.file,
                 version,
+                asked: Instant::now(),
                 attempt: 1,
                 alone: false,
                 stale: false,
                 watch: Arc::default(),
+                detached,
                 waiters,
             };
             index.put(key, Slot::Loading(load));
@@ -299,17 +307,49 @@ impl Shelf {
                     evicted.freed = bytes;
                 }
             }
-            Some(Slot::Loading(load)) => {
-                load.watch.cancelled.store(true, Ordering::Release);
-                self.budget.poke();
-                let path = load.file.path.display();
-                let failure = Failure::new(Code::Changing, format!("{path}: evicted while it was loading"));
-                for waiter in load.waiters {
-                    (waiter.answer)(Err(failure.clone()));
-                }
-            }
+            Some(Slot::Loading(load)) => self.give_up(load, "evicted while it was loading"),
         }
         evicted
+    }
+
+    /// See [`super::Cache::cancel`].
+    pub(super) fn cancel(&self, file: FileId, caller: &Caller) -> State {
+        let key = Key { file, domain: caller.domain };
+        let process = process_of(caller.pid);
+        let mut index = self.index.lock();
+        let waiting = match index.slot(&key) {
+            None => return State::Absent,
+            Some(Slot::Resident(_)) => return State::Resident,
+            Some(Slot::Loading(load)) if load.detached => return State::Loading,
+            Some(Slot::Loading(load)) => load.waiters.iter().map(|waiter| waiter.pid).collect::<Vec<_>>(),
+        };
+        drop(index);
+        // Looked up without the lock: this reads /proc.
+        let own = |pid: &u32| *pid == caller.pid || (process.is_some() && process_of(*pid) == process);
+        if !waiting.iter().all(own) {
+            return State::Loading;
+        }
+        let mut index = self.index.lock();
+        let Some(Slot::Loading(load)) = index.slot(&key) else { return State::Absent };
+        if load.detached || !load.waiters.iter().all(|waiter| waiting.contains(&waiter.pid)) {
+            return State::Loading;
+        }
+        let taken = index.take(&key);
+        drop(index);
+        if let Some(Slot::Loading(load)) = taken {
+            self.give_up(load, "the load was cancelled");
+        }
+        State::Absent
+    }
+
+    /// Ends a load that is not in the index any more.
+    fn give_up(&self, load: Load, why: &str) {
+        load.watch.cancelled.store(true, Ordering::Release);
+        self.budget.poke();
+        let failure = Failure::new(Code::Changing, format!("{}: {why}", load.file.path.display()));
+        for waiter in load.waiters {
+            (waiter.answer)(Err(failure.clone()));
+        }
     }
 
     /// See [`super::Cache::changed`].
@@ -335,7 +375,7 @@ impl Shelf {
         for (domain, slot) in index.files.values().flatten() {
             if let Slot::Loading(load) = slot {
                 survey.loading.files += 1;
-                survey.loading.bytes += load.version.size;
+                survey.loading.content += load.version.size;
             }
             if survey.files.len() == limit {
                 survey.left_out += 1;
@@ -370,7 +410,6 @@ impl Shelf {
 #[derive(Default)]
 pub(super) struct Survey {
     pub resident: Sum,
-    /// Bytes of the files, not of the budget.
     pub loading: Sum,
     pub files: Vec<Seen>,
     pub left_out: u64,

@@ -1,18 +1,24 @@
-//! `warpfs preload`: brings files into device memory, several at a time, and waits for them.
+//! `warpfs preload`: brings files into device memory, several at a time, and waits for them. Ctrl-C ends what is under way,
+//! and leaves nothing of it behind; what has come already stays.
 
 use super::{Done, complain, paths, some_failed};
-use crate::client::{self, Device, Progress};
+use crate::client::{self, Device};
+use crate::daemon::supervise::Signals;
 use crate::failure::Failure;
 use crate::protocol::NONE;
 use crate::size::Human;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bring files into device memory, and wait until they are there; of directories, every file below them.
+/// Bring files into device memory, and wait until they are there; of directories, every file below them. Ctrl-C gives up
+/// what is not there yet.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -23,7 +29,13 @@ pub(super) struct Args {
 }
 
 /// Requests at once: enough to keep a loader busy with small files.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 64;
+
+/// How often the bar moves.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What a shell shows for a program that Ctrl-C ended.
+const INTERRUPTED: i32 = 130;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -42,8 +54,23 @@ struct Sum {
     failed: usize,
 }
 
+/// What every thread of a preload sees.
+struct Preload {
+    files: Vec<PathBuf>,
+    device: Device,
+    json: bool,
+    bar: ProgressBar,
+    next: AtomicUsize,
+    sum: Mutex<Sum>,
+    /// What is being asked for, by its place among the files.
+    under_way: Mutex<HashMap<usize, Arc<File>>>,
+    cancelled: AtomicBool,
+}
+
 pub(super) fn run(args: &Args) -> Done {
     let device = args.which.device()?;
+    // Before any thread: the signals are for the one that waits for them.
+    let signals = Signals::block(&[]);
     let (files, missing) = paths::files(&args.which.paths);
     for failure in &missing {
         // The path stands in the failure's words.
@@ -51,31 +78,27 @@ pub(super) fn run(args: &Args) -> Done {
         complain(failure);
     }
     let total = files.iter().filter_map(|file| std::fs::metadata(file).ok()).map(|meta| meta.len()).sum();
-    let bar = if args.json { ProgressBar::hidden() } else { progress_bar(total) };
-    let sum = Mutex::new(Sum { failed: missing.len(), ..Sum::default() });
-    let next = AtomicUsize::new(0);
+    let preload = Arc::new(Preload {
+        files,
+        device,
+        json: args.json,
+        bar: if args.json { ProgressBar::hidden() } else { progress_bar(total) },
+        next: AtomicUsize::new(0),
+        sum: Mutex::new(Sum { failed: missing.len(), ..Sum::default() }),
+        under_way: Mutex::default(),
+        cancelled: AtomicBool::new(false),
+    });
     let begun = Instant::now();
+    let watched = Arc::clone(&preload);
+    // It ends with the process.
+    std::thread::spawn(move || watched.watch(&signals));
     std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(files.len()) {
-            scope.spawn(|| {
-                while let Some(path) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let begun = Instant::now();
-                    let result = preload(path, device, &bar);
-                    let mut sum = sum.lock();
-                    tell(args.json, path, &result, begun.elapsed(), &bar);
-                    match result {
-                        Ok(bytes) => {
-                            sum.files += 1;
-                            sum.bytes += bytes;
-                        }
-                        Err(_) => sum.failed += 1,
-                    }
-                }
-            });
+        for _ in 0..AT_ONCE.min(preload.files.len()) {
+            scope.spawn(|| preload.work());
         }
     });
-    bar.finish_and_clear();
-    let sum = sum.into_inner();
+    preload.bar.finish_and_clear();
+    let sum = preload.sum.lock();
     if !args.json {
         let seconds = begun.elapsed().as_secs_f64();
         let files = if sum.files == 1 { "file" } else { "files" };
@@ -84,26 +107,87 @@ pub(super) fn run(args: &Args) -> Done {
             if seconds < 0.001 { String::new() } else { format!(" ({:.2} GB/s)", sum.bytes as f64 / seconds / 1e9) };
         say!("{} {files}, {}, in {seconds:.3} s{rate}", sum.files, Human(sum.bytes));
     }
+    if preload.cancelled.load(Ordering::Relaxed) {
+        let left = preload.files.len() - sum.files - sum.failed;
+        eprintln!(
+            "warpfs: interrupted: {} of {} files had come; of the other {left} nothing is left",
+            sum.files,
+            preload.files.len()
+        );
+        std::process::exit(INTERRUPTED);
+    }
     if sum.failed == 0 { Ok(()) } else { Err(some_failed()) }
 }
 
-/// Loads one file; its bytes.
-fn preload(path: &Path, device: Device, bar: &ProgressBar) -> Result<u64, Failure> {
-    let file = client::open(path)?;
-    let mut shown = 0;
-    let mut show = |loaded: u64| {
-        bar.inc(loaded.saturating_sub(shown));
-        shown = loaded.max(shown);
-    };
-    let reply = client::materialize(&file, path, &NONE, device, &mut |p: Progress| show(p.loaded))?;
-    show(reply.data_length);
-    Ok(reply.data_length)
-}
+impl Preload {
+    /// Asks for one file after the other until there are no more.
+    fn work(&self) {
+        while !self.cancelled.load(Ordering::Relaxed) {
+            let place = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(path) = self.files.get(place) else { return };
+            let begun = Instant::now();
+            let result = self.one(place, path);
+            if result.is_err() && self.cancelled.load(Ordering::Relaxed) {
+                return; // that is why
+            }
+            if let Err(failure) = &result {
+                self.bar.suspend(|| complain(failure));
+            }
+            report(self.json, &path.to_string_lossy(), &result, begun.elapsed());
+            let mut sum = self.sum.lock();
+            match result {
+                Ok(bytes) => {
+                    sum.files += 1;
+                    sum.bytes += bytes;
+                }
+                Err(_) => sum.failed += 1,
+            }
+        }
+    }
 
-fn tell(json: bool, path: &Path, result: &Result<u64, Failure>, time: Duration, bar: &ProgressBar) {
-    report(json, &path.to_string_lossy(), result, time);
-    if let Err(failure) = result {
-        bar.suspend(|| complain(failure));
+    /// Loads one file; its bytes.
+    fn one(&self, place: usize, path: &Path) -> Result<u64, Failure> {
+        let file = Arc::new(client::open(path)?);
+        self.under_way.lock().insert(place, Arc::clone(&file));
+        let loaded = client::materialize(&*file, path, &NONE, self.device, &mut |_| {
+            // Cancelled between two requests for the same file, this one began its load anew.
+            if self.cancelled.load(Ordering::Relaxed) {
+                let _ = client::cancel(&*file, path, self.device);
+            }
+        });
+        self.under_way.lock().remove(&place);
+        loaded.map(|reply| reply.data_length)
+    }
+
+    /// Moves the bar, and waits for somebody's Ctrl-C.
+    fn watch(&self, signals: &Signals) {
+        loop {
+            if signals.wait_until(Instant::now() + TICK).is_some() {
+                if self.cancelled.swap(true, Ordering::Relaxed) {
+                    // He means it: what is under way is the daemon's to finish.
+                    std::process::exit(INTERRUPTED);
+                }
+                self.cancel();
+            }
+            if !self.bar.is_hidden() {
+                let arrived = |(place, file): &(usize, Arc<File>)| {
+                    client::standing(&**file, &self.files[*place], self.device).map_or(0, |standing| standing.loaded)
+                };
+                let here = self.sum.lock().bytes;
+                self.bar.set_position(here + self.files_under_way().iter().map(arrived).sum::<u64>());
+            }
+        }
+    }
+
+    fn files_under_way(&self) -> Vec<(usize, Arc<File>)> {
+        self.under_way.lock().iter().map(|(place, file)| (*place, Arc::clone(file))).collect()
+    }
+
+    fn cancel(&self) {
+        for (place, file) in self.files_under_way() {
+            // What cannot be cancelled comes, and stays as if nobody had tried.
+            let _ = client::cancel(&*file, &self.files[place], self.device);
+        }
     }
 }
 
@@ -125,6 +209,6 @@ fn progress_bar(total: u64) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{bar:40} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}");
     let bar = ProgressBar::new(total).with_style(style.expect("the template is right"));
-    bar.enable_steady_tick(Duration::from_millis(100));
+    bar.enable_steady_tick(TICK);
     bar
 }

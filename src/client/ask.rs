@@ -2,8 +2,8 @@
 
 use crate::failure::{Failure, Result, describe, usual_errno};
 use crate::protocol::{
-    Code, DeviceUuid, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MaterializeIoctl, NONE,
-    Secret, State, StatusIoctl, VersionIoctl, Wire, field_text,
+    Code, DeviceUuid, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MATERIALIZE_CANCEL,
+    MaterializeIoctl, NONE, Secret, State, StatusIoctl, VersionIoctl, Wire, field_text,
 };
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs::File;
@@ -73,6 +73,15 @@ pub fn materialize(
         }
         watch(Progress { loaded: message.loaded, total: message.data_length });
     }
+}
+
+/// Ends the load of `file`, unless another program wants it too; says what is left.
+pub fn cancel(file: impl AsFd, path: &Path, device: Device) -> Result<State> {
+    let mut message = MaterializeIoctl::zeroed();
+    message.device = device.uuid();
+    message.flags = MATERIALIZE_CANCEL;
+    call(&file, IOCTL_MATERIALIZE, &mut message, path, |m| (m.error, field_text(&m.message)))?;
+    Ok(State::from_number(message.state).unwrap_or(State::Absent))
 }
 
 /// Where `file` stands. Starts nothing.

@@ -46,7 +46,7 @@ impl Signals {
     }
 
     /// The next of them, if it comes in time.
-    fn wait_until(&self, end: Instant) -> Option<libc::c_int> {
+    pub fn wait_until(&self, end: Instant) -> Option<libc::c_int> {
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let left = libc::timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };

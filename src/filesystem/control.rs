@@ -32,8 +32,8 @@ pub(crate) const NAME: &str = ".warpfs";
 pub(crate) const DIRECTORY: u64 = virtual_node(1);
 
 /// The files of `.warpfs`, in the order of their node ids.
-const FILES: [(&str, u16); 5] =
-    [("preload", 0o666), ("evict", 0o666), ("stats", 0o444), ("config", 0o444), ("socket", 0o444)];
+const FILES: [(&str, u16); 6] =
+    [("preload", 0o666), ("evict", 0o666), ("stats", 0o444), ("metrics", 0o444), ("config", 0o444), ("socket", 0o444)];
 
 pub(crate) fn is_reserved(name: &OsStr) -> bool {
     name == NAME
@@ -172,6 +172,7 @@ impl FileSystem {
             "preload" => ControlHandle::Lines(Arc::new(Lines::new(Action::Preload, origin.caller()))),
             "evict" => ControlHandle::Lines(Arc::new(Lines::new(Action::Evict, origin.caller()))),
             "stats" => ControlHandle::Text(self.stats(owner).into_bytes()),
+            "metrics" => ControlHandle::Text(self.cache.metrics().into_bytes()),
             "config" => ControlHandle::Text(self.control.facts.config.clone().into_bytes()),
             _ => {
                 let mut path = self.control.facts.socket.as_os_str().as_encoded_bytes().to_vec();

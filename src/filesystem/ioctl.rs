@@ -9,9 +9,9 @@ use super::origin::Origin;
 use crate::cache::{Ask, Outcome};
 use crate::failure::{Failure, Result};
 use crate::protocol::{
-    Code, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MATERIALIZE_FLAGS,
-    MATERIALIZE_NOWAIT, MATERIALIZE_WAIT_MS, MESSAGE_SIZE, MaterializeIoctl, NONE, PROTOCOL_VERSION, State,
-    StatusIoctl, VersionIoctl, Wire, message_field, text_field,
+    Code, EvictIoctl, IOCTL_EVICT, IOCTL_MATERIALIZE, IOCTL_STATUS, IOCTL_VERSION, MATERIALIZE_CANCEL,
+    MATERIALIZE_FLAGS, MATERIALIZE_NOWAIT, MATERIALIZE_WAIT_MS, MESSAGE_SIZE, MaterializeIoctl, NONE, PROTOCOL_VERSION,
+    State, StatusIoctl, VersionIoctl, Wire, message_field, text_field,
 };
 use crate::source::{FileId, OpenFile};
 use std::time::Duration;
@@ -102,6 +102,12 @@ impl FileSystem {
     }
 
     fn materialize_ioctl(&self, origin: Origin, handle: u64, request: MaterializeIoctl, answered: Answered) {
+        if request.flags & MATERIALIZE_CANCEL != 0 {
+            return answered(match self.cancel(origin, handle, &request) {
+                Ok(reply) => Answer::good(&reply),
+                Err(failure) => failed_materialize(request, &failure),
+            });
+        }
         let ask = match self.ask_of(origin, handle, &request) {
             Ok(ask) => ask,
             Err(failure) => return answered(failed_materialize(request, &failure)),
@@ -134,6 +140,16 @@ impl FileSystem {
         let wait = if nowait { Duration::ZERO } else { Duration::from_millis(u64::from(MATERIALIZE_WAIT_MS)) };
         let (device, offset, length) = (request.device, request.offset, request.length);
         Ok(Ask { file, device, offset, length, caller, session, wait })
+    }
+
+    fn cancel(&self, origin: Origin, handle: u64, request: &MaterializeIoctl) -> Result<MaterializeIoctl> {
+        if request.flags != MATERIALIZE_CANCEL || request.reserved != 0 {
+            return Err(Failure::new(Code::BadRequest, "cancelling goes with no other flag"));
+        }
+        let (_, file) = self.open_file(handle)?;
+        let state = self.cache.cancel(file, request.device, &origin.caller())?;
+        let blank = MaterializeIoctl { secret: NONE, error: 0, message: [0; MESSAGE_SIZE], ..*request };
+        Ok(MaterializeIoctl { state: state as u32, ..blank })
     }
 
     fn status_ioctl(&self, origin: Origin, handle: u64, request: StatusIoctl) -> Answer {

@@ -67,11 +67,18 @@ impl Domain {
 }
 
 fn groups_of(pid: u32) -> Vec<u32> {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return Vec::new();
-    };
-    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or("");
+    let line = status_line(pid, "Groups:").unwrap_or_default();
     line.split_whitespace().filter_map(|g| g.parse().ok()).collect()
+}
+
+/// The process that the thread `pid` belongs to, where /proc shows it.
+pub fn process_of(pid: u32) -> Option<u32> {
+    status_line(pid, "Tgid:")?.trim().parse().ok()
+}
+
+fn status_line(pid: u32, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::to_string)
 }
 
 impl Identity {

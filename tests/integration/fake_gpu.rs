@@ -166,3 +166,41 @@ fn a_client_that_does_not_see_the_device_is_told_so() {
     said.fails(&["f"]);
     doubled.warpfs(&["verify"], &file).ok();
 }
+
+#[test]
+fn an_interrupted_preload_leaves_nothing_behind_unless_somebody_else_waits() {
+    // A copy of 4 MiB takes a while: the load is under way when the signal comes.
+    let doubled = Doubled::new(&["--device", "cuda:0"], &[("FAKE_CUDA_COPY_DELAY_US", "400000")]);
+    let mounted = doubled.mounted();
+    let small = mounted.file("a", &noise(1, 3 << 20));
+    let large = mounted.file("b", &noise(2, 200 << 20));
+    doubled.warpfs(&["preload"], &small).ok();
+    let begin = |path: &Path| {
+        let mut command = warpfs(["preload"]);
+        command.arg(path).envs(doubled.environment()).env_remove("CUDA_VISIBLE_DEVICES");
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().expect("started")
+    };
+    let state = |path: &Path| getxattr(path, "user.warpfs.state").expect("known");
+    let loading = || state(&large) == "loading";
+    let interrupt = |child: &std::process::Child| {
+        let pid = rustix::process::Pid::from_raw(child.id() as i32).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("sent");
+    };
+    let first = begin(&mounted.mountpoint);
+    eventually("it is loading", loading);
+    interrupt(&first);
+    let said = first.wait_with_output().expect("ended");
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert_eq!(said.status.code(), Some(130), "{text}");
+    assert!(text.contains("interrupted: 1 of 2 files had come"), "{text}");
+    eventually("nothing is left of it", || state(&large) == "absent" && mounted.used() == 4 << 20);
+    assert_eq!(state(&small), "resident");
+    // The control: with two that want it, one may go.
+    let (first, second) = (begin(&large), begin(&large));
+    eventually("both wait", || mounted.counter("joined") > 0 && loading());
+    interrupt(&first);
+    assert_eq!(first.wait_with_output().expect("ended").status.code(), Some(130));
+    assert!(second.wait_with_output().expect("ended").status.success());
+    doubled.warpfs(&["verify"], &large).ok();
+}

@@ -63,6 +63,7 @@ fn expected() -> BTreeSet<String> {
     number("IOC_STATUS", IOCTL_STATUS.into());
     number("IOC_EVICT", IOCTL_EVICT.into());
     number("MATERIALIZE_NOWAIT", MATERIALIZE_NOWAIT.into());
+    number("MATERIALIZE_CANCEL", MATERIALIZE_CANCEL.into());
     number("MATERIALIZE_FLAGS", MATERIALIZE_FLAGS.into());
     number("MATERIALIZE_WAIT_MS", MATERIALIZE_WAIT_MS.into());
     number("KIND_HELLO", kind::HELLO.into());

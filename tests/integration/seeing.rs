@@ -1,0 +1,102 @@
+//! What people and their tools see of the loads: by which route the bytes came, how long it took, and why another way was
+//! taken, in `.warpfs/stats` and `.warpfs/metrics`.
+
+use crate::harness::*;
+use crate::warpfs;
+use std::collections::HashMap;
+use warpfs::transfer::direct::Alignment;
+
+/// Sample values by name with labels, and the kinds of the families.
+fn metrics(mounted: &Mounted) -> (HashMap<String, f64>, HashMap<String, String>) {
+    let text = std::fs::read_to_string(mounted.mountpoint.join(".warpfs/metrics")).expect("readable");
+    let (body, end) = text.split_at(text.len() - "# EOF\n".len());
+    assert_eq!(end, "# EOF\n");
+    let (mut samples, mut kinds) = (HashMap::new(), HashMap::new());
+    for line in body.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = family.split_once(' ').expect("two words");
+            assert!(kinds.insert(name.to_string(), kind.to_string()).is_none(), "{name} twice");
+        } else if !line.starts_with('#') {
+            let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+            let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
+            assert!(samples.insert(name.to_string(), value).is_none(), "{name} twice");
+        }
+    }
+    (samples, kinds)
+}
+
+/// Many failures and fallbacks that look like one slow success (sglang 27139).
+#[test]
+fn loads_are_counted_once_and_by_their_route() {
+    let mounted = Mounted::new();
+    let content = noise(3, 6 << 20);
+    let path = mounted.file("f", &content);
+    warpfs!("preload", path).ok();
+    warpfs!("preload", path).ok();
+    let device = mounted.device();
+    let routes = &device["routes"];
+    assert_eq!(routes["buffered"]["bytes"], 6 << 20);
+    assert_eq!((&routes["buffered"]["files"], &routes["direct"]["files"]), (&1.into(), &0.into()));
+    assert!(routes["buffered"]["operations"].as_u64() >= Some(2));
+    assert!(routes["buffered"]["busy_seconds"].as_f64() > Some(0.0));
+    assert_eq!(routes["buffered"]["latency_within_us"]["50000000"], 1);
+    assert_eq!((mounted.counter("misses"), mounted.counter("hits"), mounted.counter("loads")), (1, 1, 1));
+
+    let (samples, kinds) = metrics(&mounted);
+    let label = device["label"].as_str().expect("text");
+    let value = |name: &str| {
+        let name = name.replace("DEVICE", label);
+        samples.get(&name).copied().unwrap_or_else(|| panic!("{name} in {samples:?}"))
+    };
+    assert_eq!(value(r#"warpfs_hits_total{device="DEVICE"}"#), 1.0);
+    assert_eq!(value(r#"warpfs_route_bytes_total{device="DEVICE",route="buffered"}"#), (6 << 20) as f64);
+    assert_eq!(value(r#"warpfs_route_bytes_total{device="DEVICE",route="gds"}"#), 0.0);
+    assert_eq!(value(r#"warpfs_load_seconds_count{device="DEVICE",route="buffered"}"#), 1.0);
+    assert_eq!(value(r#"warpfs_load_seconds_bucket{device="DEVICE",route="buffered",le="+Inf"}"#), 1.0);
+    assert_eq!(value(r#"warpfs_resident_bytes{device="DEVICE"}"#), (6 << 20) as f64);
+    assert_eq!(value(r#"warpfs_fallbacks_total{device="DEVICE",reason="direct_refused"}"#), 0.0);
+    assert_eq!(kinds["warpfs_load_seconds"], "histogram");
+    // Every sample belongs to a family that is explained.
+    for name in samples.keys() {
+        let bare = name.split('{').next().expect("a name");
+        let family = ["_total", "_bucket", "_count", "_sum", "_info"].iter().find_map(|end| bare.strip_suffix(end));
+        assert!(kinds.contains_key(family.unwrap_or(bare)) || kinds.contains_key(bare), "{name}");
+    }
+
+    // Out of the page cache: the other route, where the file system has it.
+    warpfs!("evict", path).ok();
+    let file = std::fs::File::open(mounted.source.join("f")).expect("there");
+    if Alignment::of(std::os::fd::AsFd::as_fd(&file)).is_none() {
+        println!("not tested: no direct reads here");
+        return;
+    }
+    file.sync_all().expect("on the disk");
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("advised");
+    warpfs!("preload", path).ok();
+    let device = mounted.device();
+    assert_eq!(device["routes"]["direct"]["bytes"], 6 << 20);
+    assert_eq!((&device["routes"]["buffered"]["files"], &device["routes"]["direct"]["files"]), (&1.into(), &1.into()));
+    warpfs!("verify", path).ok();
+}
+
+#[test]
+fn small_files_lose_little_to_slack() {
+    let mounted = Mounted::new();
+    let mut sum = 0;
+    for i in 0..400_u64 {
+        let size = 1024 + (i * 7919 % 200) * 1024 + i % 511;
+        sum += size;
+        mounted.file(&format!("f{i}"), &noise(i, size as usize));
+    }
+    warpfs!("preload", mounted.mountpoint).ok();
+    let device = mounted.device();
+    assert_eq!(device["resident_files"], 400);
+    let used = mounted.used();
+    // Pages of a GPU are large: the last of a slab may be nearly empty.
+    let page = if device["label"] == "host" { 0 } else { 2 << 20 };
+    assert!(used >= sum && used <= sum + sum / 10 + page, "{used} bytes for {sum}");
+    assert_eq!(device["slack_bytes"].as_u64(), Some(used - sum));
+    warpfs!("verify", mounted.mountpoint).ok();
+    warpfs!("evict", mounted.mountpoint).ok();
+    assert_eq!(mounted.used(), 0);
+}
