@@ -4,6 +4,7 @@ use crate::device::Info;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use crate::size::{Amount, Human};
+use crate::transfer;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -40,6 +41,8 @@ pub struct Config {
     pub budget: Option<Amount>,
     /// Bytes of each device that are left to others; nothing: a tenth, and not less than [`RESERVE_LEAST`].
     pub reserve: Option<Amount>,
+    /// How files get to the device.
+    pub transfer: transfer::Options,
     /// Where the channel's socket shall be; nothing: where it belongs.
     pub socket: Option<PathBuf>,
 }
@@ -102,6 +105,12 @@ impl Config {
             devices: &'a [String],
             budget: String,
             reserve: String,
+            route: &'static str,
+            gds_threshold: u64,
+            gds_compat: bool,
+            readers: usize,
+            /// Bytes.
+            pinned: u64,
             read_only: bool,
             allow_other: bool,
             passthrough: bool,
@@ -112,6 +121,11 @@ impl Config {
             devices,
             budget: self.budget.unwrap_or(BUDGET).to_string(),
             reserve: self.reserve.unwrap_or(RESERVE).to_string(),
+            route: self.transfer.route.word(),
+            gds_threshold: self.transfer.gds_threshold,
+            gds_compat: self.transfer.gds_compat,
+            readers: self.transfer.readers,
+            pinned: (self.transfer.readers * self.transfer.slots * self.transfer.slot_size) as u64,
             read_only: self.mount.read_only,
             allow_other: self.mount.allow_other,
             passthrough: self.mount.passthrough,
@@ -137,7 +151,14 @@ mod tests {
             nodev: false,
             noexec: false,
         };
-        Config { mount, device: "host".into(), budget, reserve: None, socket: None }
+        Config {
+            mount,
+            device: "host".into(),
+            budget,
+            reserve: None,
+            transfer: transfer::Options::default(),
+            socket: None,
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::device;
 use crate::failure::{Failure, Result};
 use crate::filesystem::{self, Facts};
+use crate::loader::child;
 use crate::loader::parent::{ChildLoader, Settings};
 use crate::protocol::Code;
 use crate::size::Human;
@@ -30,7 +31,8 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         let info = memory.info().clone();
         let limit = config.limit(&info, memory.free())?;
         described.push(format!("{} ({}, budget {})", info.label, info.name, Human(limit)));
-        let loader = Arc::new(ChildLoader::new(&info, Settings::default())?);
+        let settings = Settings { arguments: child::words(&config.transfer), ..Settings::default() };
+        let loader = Arc::new(ChildLoader::new(&info, settings)?);
         devices.push(Setup { memory, loader, limit, pieces });
     }
     let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();

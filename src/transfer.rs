@@ -14,14 +14,27 @@ pub mod uring;
 
 pub use engine::{Engine, Part, Request};
 pub use load::{Ended, Load};
+pub use plan::Wanted;
 pub use report::{Fallback, Loaded, Report, Route};
 
 /// Bytes of a slot, and so of a chunk. Measured, page cache to one H200 with 12 readers: 52 GB/s with 4 MiB, 51 with 2,
 /// 48 with 1; 8 MiB falls to 37, because the slots leave the processor's cache.
 pub const SLOT_SIZE: usize = 4 << 20;
 
+/// The least: files that share memory have to fit into a slot.
+pub const LEAST_SLOT_SIZE: usize = 1 << 20;
+
 /// Slots of a lane: one is filled, one is copied, one is ready in between (what the measurements above were made with).
 pub const SLOTS: usize = 3;
+
+/// Bytes of pinned memory that a loader takes at most, unless it is set.
+pub const PINNED: u64 = 256 << 20;
+
+/// The least that can be set: one reader's slots.
+pub const LEAST_PINNED: u64 = (SLOTS * LEAST_SLOT_SIZE) as u64;
+
+/// Files smaller than this are not worth cuFile's setting up, unless it is set (KvikIO's default too).
+pub const GDS_THRESHOLD: u64 = 16 << 10;
 
 /// Readers: 12 fill the bus (52 GB/s), 4 give 27 GB/s; more than there are cores would only take turns, but below four
 /// a slow disk would be asked for too little at a time.
@@ -30,7 +43,7 @@ pub fn default_readers() -> usize {
 }
 
 /// How an engine is built.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Threads, each with a lane of its own.
     pub readers: usize,
@@ -40,10 +53,56 @@ pub struct Options {
     pub slots: usize,
     /// Reads past the page cache by io_uring, where the system has it; else each reader waits for its own.
     pub asynchronous: bool,
+    pub route: Wanted,
+    /// Bytes from which cuFile is tried.
+    pub gds_threshold: u64,
+    /// Takes what cuFile calls compatibility mode for GPUDirect Storage: for trying it where there is none.
+    pub gds_compat: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { readers: default_readers(), slot_size: SLOT_SIZE, slots: SLOTS, asynchronous: true }
+        Options {
+            readers: default_readers(),
+            slot_size: SLOT_SIZE,
+            slots: SLOTS,
+            asynchronous: true,
+            route: Wanted::Auto,
+            gds_threshold: GDS_THRESHOLD,
+            gds_compat: false,
+        }
+    }
+}
+
+impl Options {
+    /// With `readers`, or as many as are usual, and slots that together take `pinned` bytes at most (not less than
+    /// [`LEAST_PINNED`]).
+    pub fn sized(readers: Option<usize>, pinned: u64) -> Options {
+        let usual = Options::default();
+        let pinned = usize::try_from(pinned).unwrap_or(usize::MAX);
+        let readers = readers.unwrap_or(usual.readers).clamp(1, (pinned / SLOTS / LEAST_SLOT_SIZE).max(1));
+        let share = pinned / SLOTS / readers;
+        // A power of two: chunks are cut at its multiples.
+        let slot_size = (share + 1).next_power_of_two() >> 1;
+        Options { readers, slot_size: slot_size.clamp(LEAST_SLOT_SIZE, SLOT_SIZE), ..usual }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_stays_within_what_may_be_pinned() {
+        for mib in [3, 4, 11, 12, 47, 48, 144, 256, 10_000] {
+            for readers in [None, Some(1), Some(5), Some(64), Some(1000)] {
+                let options = Options::sized(readers, mib << 20);
+                let pinned = (options.readers * options.slots * options.slot_size) as u64;
+                assert!(pinned <= mib << 20, "{options:?} within {mib} MiB");
+                assert!(options.readers >= 1 && (LEAST_SLOT_SIZE..=SLOT_SIZE).contains(&options.slot_size));
+            }
+        }
+        assert_eq!(Options::sized(None, PINNED), Options::default());
+        assert_eq!(Options::sized(Some(12), 48 << 20).slot_size, 1 << 20);
     }
 }

@@ -6,7 +6,8 @@ use crate::config::{Config, MountOptions};
 use crate::daemon;
 use crate::daemon::supervise::{Signals, launch};
 use crate::failure::{Failure, Result};
-use crate::size::Amount;
+use crate::size::{Amount, Human};
+use crate::transfer::{self, Wanted};
 use std::path::{Path, PathBuf};
 
 /// The device where none is named.
@@ -30,6 +31,21 @@ pub(super) struct Args {
     /// 512 MiB]
     #[arg(long, value_name = "SIZE|PERCENT", help_heading = "Cache")]
     reserve: Option<Amount>,
+    /// Which way files go to the device: auto (the best that works), gds (GPUDirect Storage only), posix
+    #[arg(long, value_name = "ROUTE", help_heading = "Transfer")]
+    route: Option<Wanted>,
+    /// Do not try GPUDirect Storage for smaller files [default: 16KiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Transfer")]
+    gds_threshold: Option<Amount>,
+    /// Take cuFile's compatibility mode for GPUDirect Storage, to try it where there is none: slower than posix
+    #[arg(long, help_heading = "Transfer")]
+    gds_compat: bool,
+    /// Threads that read files for a device [default: one a core, from 4 to 12]
+    #[arg(long, value_name = "NUMBER", help_heading = "Transfer")]
+    readers: Option<u16>,
+    /// Pinned memory for the reads of a device at most [default: 256MiB]
+    #[arg(long, value_name = "SIZE", help_heading = "Transfer")]
+    pinned: Option<Amount>,
     /// Refuse every change; triggers still work
     #[arg(long, help_heading = "Mount")]
     read_only: bool,
@@ -86,6 +102,7 @@ fn config(args: &Args) -> Result<Config> {
     for name in &options.vain {
         eprintln!("warpfs: {name} has no effect: access times are those that the source's own mount keeps");
     }
+    let transfer = transfer(args, &options).unwrap_or_else(|said| usage(&said));
     let device = agreed("device", args.device.clone(), options.device).unwrap_or_else(|said| usage(&said));
     let budget = agreed("budget", args.budget, options.budget).unwrap_or_else(|said| usage(&said));
     let reserve = agreed("reserve", args.reserve, options.reserve).unwrap_or_else(|said| usage(&said));
@@ -102,7 +119,37 @@ fn config(args: &Args) -> Result<Config> {
         noexec: options.noexec,
     };
     let device = device.unwrap_or_else(|| DEVICE.into());
-    Ok(Config { mount, device, budget, reserve, socket: crate::socket::overridden() })
+    Ok(Config { mount, device, budget, reserve, transfer, socket: crate::socket::overridden() })
+}
+
+/// How files get to the device.
+fn transfer(args: &Args, options: &Options) -> std::result::Result<transfer::Options, String> {
+    let readers = agreed("readers", args.readers, options.readers)?;
+    if readers == Some(0) {
+        return Err("--readers has to be 1 at least".into());
+    }
+    let pinned = bytes("pinned", agreed("pinned", args.pinned, options.pinned)?)?.unwrap_or(transfer::PINNED);
+    if pinned < transfer::LEAST_PINNED {
+        return Err(format!("--pinned has to be {} at least", Human(transfer::LEAST_PINNED)));
+    }
+    let route = agreed("route", args.route, options.route)?.unwrap_or_default();
+    let threshold = agreed("gds-threshold", args.gds_threshold, options.gds_threshold)?;
+    let gds_threshold = bytes("gds-threshold", threshold)?.unwrap_or(transfer::GDS_THRESHOLD);
+    let gds_compat = args.gds_compat || options.gds_compat;
+    if gds_compat && route == Wanted::Posix {
+        return Err("--gds-compat asks for cuFile, and --route posix never takes it: say one".into());
+    }
+    let sized = transfer::Options::sized(readers.map(usize::from), pinned);
+    Ok(transfer::Options { route, gds_threshold, gds_compat, ..sized })
+}
+
+/// A size that is no share of anything.
+fn bytes(name: &str, amount: Option<Amount>) -> std::result::Result<Option<u64>, String> {
+    match amount {
+        Some(Amount::Percent(_)) => Err(format!("--{name} takes bytes, such as 64MiB")),
+        Some(Amount::Bytes(bytes)) => Ok(Some(bytes)),
+        None => Ok(None),
+    }
 }
 
 /// The path without symbolic links; says what it was to be where there is nothing. A dead mount cannot be looked at, so

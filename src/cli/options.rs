@@ -3,6 +3,7 @@
 //! nobody keeps is refused. Called by `mount` only.
 
 use crate::size::Amount;
+use crate::transfer::Wanted;
 
 /// One list, parsed. Of options that contradict each other the last counts, as mount(8) has it: it puts its own command
 /// line behind the options of fstab.
@@ -14,6 +15,11 @@ enum Setting {
     Device(String),
     Budget(Amount),
     Reserve(Amount),
+    Route(Wanted),
+    GdsThreshold(Amount),
+    GdsCompat,
+    Readers(u16),
+    Pinned(Amount),
     ReadOnly(bool),
     AllowOther,
     NoPassthrough,
@@ -31,6 +37,11 @@ pub(super) struct Options {
     pub(super) device: Option<String>,
     pub(super) budget: Option<Amount>,
     pub(super) reserve: Option<Amount>,
+    pub(super) route: Option<Wanted>,
+    pub(super) gds_threshold: Option<Amount>,
+    pub(super) gds_compat: bool,
+    pub(super) readers: Option<u16>,
+    pub(super) pinned: Option<Amount>,
     pub(super) read_only: Option<bool>,
     pub(super) allow_other: bool,
     pub(super) no_passthrough: bool,
@@ -124,21 +135,22 @@ fn setting(item: &str) -> Result<Option<Setting>, String> {
     if let Some((_, why)) = REFUSED.iter().find(|(names, _)| names.contains(&name)) {
         return Err(format!("`{name}`: {why}"));
     }
-    let amount = |make: fn(Amount) -> Setting| {
-        let value = value.filter(|value| !value.is_empty()).ok_or_else(|| format!("`{name}` needs a value"))?;
-        value.parse().map(make).map_err(|why| format!("`{item}`: {why}"))
-    };
+    let given = || value.filter(|value| !value.is_empty()).ok_or_else(|| format!("`{name}` needs a value"));
+    let amount =
+        |make: fn(Amount) -> Setting| given()?.parse().map(make).map_err(|why: String| format!("`{item}`: {why}"));
     let alone = |setting: Setting| match value {
         None => Ok(setting),
         Some(_) => Err(format!("`{name}` takes no value")),
     };
     let setting = match name.replace('_', "-").as_str() {
-        "device" => match value {
-            Some(value) if !value.is_empty() => Ok(Setting::Device(value.to_string())),
-            _ => Err("`device` needs a value".to_string()),
-        },
+        "device" => given().map(|value| Setting::Device(value.to_string())),
         "budget" => amount(Setting::Budget),
         "reserve" => amount(Setting::Reserve),
+        "route" => given()?.parse().map(Setting::Route).map_err(|why| format!("`{item}`: {why}")),
+        "gds-threshold" => amount(Setting::GdsThreshold),
+        "gds-compat" => alone(Setting::GdsCompat),
+        "readers" => given()?.parse().map(Setting::Readers).map_err(|_| format!("`{item}`: not a number")),
+        "pinned" => amount(Setting::Pinned),
         "ro" | "read-only" => alone(Setting::ReadOnly(true)),
         "rw" => alone(Setting::ReadOnly(false)),
         "allow-other" => alone(Setting::AllowOther),
@@ -165,6 +177,11 @@ impl Options {
                 Setting::Device(device) => all.device = Some(device),
                 Setting::Budget(budget) => all.budget = Some(budget),
                 Setting::Reserve(reserve) => all.reserve = Some(reserve),
+                Setting::Route(route) => all.route = Some(route),
+                Setting::GdsThreshold(threshold) => all.gds_threshold = Some(threshold),
+                Setting::GdsCompat => all.gds_compat = true,
+                Setting::Readers(readers) => all.readers = Some(readers),
+                Setting::Pinned(pinned) => all.pinned = Some(pinned),
                 Setting::ReadOnly(read_only) => all.read_only = Some(read_only),
                 Setting::AllowOther => all.allow_other = true,
                 Setting::NoPassthrough => all.no_passthrough = true,
@@ -203,6 +220,9 @@ mod tests {
         assert_eq!(all.device.as_deref(), Some("host"));
         assert_eq!((all.budget, all.reserve), (Some(Amount::Bytes(1 << 30)), Some(Amount::Percent(5.0))));
         assert_eq!((all.read_only, all.allow_other, all.no_passthrough, all.nonempty), (Some(true), true, true, true));
+        let more = options(&["route=posix,gds_threshold=1MiB,gds-compat,readers=3,pinned=64MiB"]);
+        assert_eq!((more.route, more.readers, more.gds_compat), (Some(Wanted::Posix), Some(3), true));
+        assert_eq!((more.gds_threshold, more.pinned), (Some(Amount::Bytes(1 << 20)), Some(Amount::Bytes(64 << 20))));
         assert_eq!(
             all,
             options(&["device=host,budget=1GiB,reserve=5%", "read-only,allow-other,no_passthrough,nonempty"])
@@ -241,6 +261,8 @@ mod tests {
             ("device", "`device` needs a value"),
             ("budget=", "`budget` needs a value"),
             ("budget=lots", "`budget=lots`"),
+            ("route=fast", "`route=fast`: the routes are"),
+            ("readers=many", "`readers=many`: not a number"),
             ("foreground", "--foreground"),
         ] {
             let said = parse(list).expect_err(list);

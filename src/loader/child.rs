@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Bytes of a part's text at most, where there are several: all of them have to fit into one packet.
 const TEXT: usize = 300;
 
-/// What the subcommand is given: `loader --socket-fd N --device LABEL --uuid HEX`, and settings that only tests use.
+/// What the subcommand is given: `loader --socket-fd N --device LABEL --uuid HEX`, and what [`words`] makes of the options.
 #[derive(Clone, Debug)]
 pub struct Arguments {
     /// An inherited SOCK_SEQPACKET socket, which `run` takes for itself.
@@ -36,12 +36,7 @@ pub struct Arguments {
     /// `host` or `cuda:N`, for people who look at the list of processes.
     pub device: String,
     pub uuid: DeviceUuid,
-    pub readers: Option<usize>,
-    /// Bytes.
-    pub slot_size: Option<usize>,
-    pub slots: Option<usize>,
-    /// Reads past the page cache wait for each other, as where io_uring is refused.
-    pub synchronous: bool,
+    pub options: Options,
 }
 
 impl Arguments {
@@ -50,22 +45,30 @@ impl Arguments {
         let wrong = |what: &str| Failure::new(Code::BadRequest, format!("loader: {what}"));
         let number = |value: &str| value.parse::<usize>().map_err(|_| wrong(&format!("{value} is no number")));
         let (mut socket, mut device, mut uuid) = (None, None, None);
-        let (mut readers, mut slot_size, mut slots) = (None, None, None);
-        let mut synchronous = false;
+        let mut options = Options::default();
         let mut words = words.into_iter();
         while let Some(flag) = words.next() {
-            if flag == "--synchronous" {
-                synchronous = true;
-                continue;
+            match flag.as_str() {
+                "--synchronous" => {
+                    options.asynchronous = false;
+                    continue;
+                }
+                "--gds-compat" => {
+                    options.gds_compat = true;
+                    continue;
+                }
+                _ => {}
             }
             let value = words.next().ok_or_else(|| wrong(&format!("{flag} needs a value")))?;
             match flag.as_str() {
                 "--socket-fd" => socket = Some(value.parse().map_err(|_| wrong("--socket-fd is no descriptor"))?),
                 "--device" => device = Some(value),
                 "--uuid" => uuid = Some(device::parse_hex(&value).ok_or_else(|| wrong("--uuid is no UUID"))?),
-                "--readers" => readers = Some(number(&value)?),
-                "--slot-size" => slot_size = Some(number(&value)?),
-                "--slots" => slots = Some(number(&value)?),
+                "--readers" => options.readers = number(&value)?,
+                "--slot-size" => options.slot_size = number(&value)?,
+                "--slots" => options.slots = number(&value)?,
+                "--route" => options.route = value.parse().map_err(|why: String| wrong(&why))?,
+                "--gds-threshold" => options.gds_threshold = number(&value)? as u64,
                 _ => return Err(wrong(&format!("unknown flag {flag}"))),
             }
         }
@@ -73,12 +76,26 @@ impl Arguments {
             socket: socket.ok_or_else(|| wrong("--socket-fd is missing"))?,
             device: device.ok_or_else(|| wrong("--device is missing"))?,
             uuid: uuid.ok_or_else(|| wrong("--uuid is missing"))?,
-            readers,
-            slot_size,
-            slots,
-            synchronous,
+            options,
         })
     }
+}
+
+/// The options as the subcommand takes them. `--synchronous` is for tests alone: where io_uring is refused, nobody has to
+/// say so.
+pub fn words(options: &Options) -> Vec<String> {
+    let Options { readers, slot_size, slots, asynchronous, route, gds_threshold, gds_compat } = *options;
+    let pairs = [
+        ("--readers", readers.to_string()),
+        ("--slot-size", slot_size.to_string()),
+        ("--slots", slots.to_string()),
+        ("--route", route.word().to_string()),
+        ("--gds-threshold", gds_threshold.to_string()),
+    ];
+    let mut words: Vec<String> = pairs.into_iter().flat_map(|(flag, value)| [flag.to_string(), value]).collect();
+    words.extend((!asynchronous).then(|| "--synchronous".to_string()));
+    words.extend(gds_compat.then(|| "--gds-compat".to_string()));
+    words
 }
 
 /// The life of a loader. Returns the process's exit status, and must be the last thing that the process does.
@@ -145,14 +162,7 @@ fn settle(arguments: &Arguments) {
 
 fn start(arguments: &Arguments) -> Result<Engine> {
     let kind = if arguments.uuid == HOST_UUID { DeviceKind::Host } else { DeviceKind::Cuda };
-    let usual = Options::default();
-    let options = Options {
-        readers: arguments.readers.unwrap_or(usual.readers),
-        slot_size: arguments.slot_size.unwrap_or(usual.slot_size),
-        slots: arguments.slots.unwrap_or(usual.slots),
-        asynchronous: !arguments.synchronous,
-    };
-    Engine::start(device::importer(&arguments.uuid, kind)?, options)
+    Engine::start(device::importer(&arguments.uuid, kind)?, arguments.options)
 }
 
 /// One part of a load.
@@ -367,7 +377,18 @@ mod tests {
         let hex = "7761727066732d686f73742d6d656d00";
         let good = format!("--socket-fd 0 --device host --uuid {hex} --readers 2");
         let arguments = Arguments::parse(words(&good)).expect("complete");
-        assert_eq!((arguments.socket, arguments.uuid, arguments.readers), (0, HOST_UUID, Some(2)));
+        assert_eq!((arguments.socket, arguments.uuid, arguments.options.readers), (0, HOST_UUID, 2));
+        let all = Options {
+            readers: 3,
+            slot_size: 5,
+            slots: 7,
+            asynchronous: false,
+            route: crate::transfer::Wanted::Gds,
+            gds_threshold: 9,
+            gds_compat: true,
+        };
+        let both = [words(&good), super::words(&all)].concat();
+        assert_eq!(Arguments::parse(both).expect("complete").options, all, "what is written is read");
         for wrong in ["--socket-fd 0", "--socket-fd", "--what 1", "--socket-fd x --device host", "--uuid 12"] {
             assert_eq!(Arguments::parse(words(wrong)).expect_err(wrong).code, Code::BadRequest);
         }

@@ -65,7 +65,7 @@ pub struct Engine {
 impl Engine {
     /// Starts the readers, each with its lane. Fails where a lane cannot be had.
     pub fn start(importer: Arc<dyn Importer>, options: Options) -> Result<Engine> {
-        let Options { readers, slot_size, slots, asynchronous } = options;
+        let Options { readers, slot_size, slots, asynchronous, .. } = options;
         if readers == 0 || slot_size == 0 || slots == 0 {
             return Err(Failure::new(Code::BadRequest, "a loader needs a reader and a slot of a byte at least"));
         }
@@ -320,7 +320,7 @@ mod tests {
         // Seen on a GPU: a lock held over the work let one reader through at a time, at 7 GB/s instead of 50.
         let importer = Arc::new(Slow::default());
         let most = Arc::clone(&importer.most);
-        let engine = Engine::start(importer, Options { readers: 4, slot_size: 4096, slots: 2, asynchronous: true })
+        let engine = Engine::start(importer, Options { readers: 4, slot_size: 4096, slots: 2, ..Options::default() })
             .expect("started");
         let file = tempfile::tempfile().expect("a file");
         file.set_len(32 * 4096).expect("long enough");

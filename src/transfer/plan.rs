@@ -3,6 +3,41 @@
 
 use super::report::Route;
 use std::ops::Range;
+use std::str::FromStr;
+
+/// Which routes may be taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// The best that works, for each file anew.
+    #[default]
+    Auto,
+    /// cuFile and nothing else.
+    Gds,
+    /// Never cuFile.
+    Posix,
+}
+
+impl Wanted {
+    pub const ALL: [Wanted; 3] = [Wanted::Auto, Wanted::Gds, Wanted::Posix];
+
+    /// The word of the command line.
+    pub fn word(self) -> &'static str {
+        match self {
+            Wanted::Auto => "auto",
+            Wanted::Gds => "gds",
+            Wanted::Posix => "posix",
+        }
+    }
+}
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Wanted, String> {
+        let found = Wanted::ALL.into_iter().find(|wanted| wanted.word() == word);
+        found.ok_or_else(|| "the routes are auto, gds and posix".to_string())
+    }
+}
 
 /// A route, and the reason that a person is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
