@@ -102,6 +102,6 @@ fn load(engine: &Engine, memory: &dyn device::Memory, file: &File, size: u64) ->
     let (send, receive) = mpsc::channel();
     engine.submit(request, Box::new(move |ended| send.send(ended).expect("somebody waits"))).expect("queued");
     let loaded = receive.recv_timeout(PATIENCE).expect("in time").parts.remove(0).expect("loaded");
-    assert_eq!(loaded.bytes, [size, 0, 0]);
+    assert_eq!(loaded.bytes, [size, 0, 0, 0]);
     size as f64 / loaded.duration.as_secs_f64() / 1e9
 }

@@ -31,7 +31,11 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
         let info = memory.info().clone();
         let limit = config.limit(&info, memory.free())?;
         described.push(format!("{} ({}, budget {})", info.label, info.name, Human(limit)));
-        let settings = Settings { arguments: child::words(&config.transfer), ..Settings::default() };
+        let settings = Settings {
+            arguments: child::words(&config.transfer),
+            environment: child::environment(),
+            ..Settings::default()
+        };
         let loader = Arc::new(ChildLoader::new(&info, settings)?);
         devices.push(Setup { memory, loader, limit, pieces });
     }

@@ -106,6 +106,24 @@ pub trait Importer: Send + Sync {
         self.zero(mapping, 0, mapping.size())
     }
 
+    /// `size` bytes of device memory of this process's own, rounded up, that a disk may write to. `Unsupported` where the
+    /// processor can store into a mapping itself.
+    fn scratch(&self, _size: u64) -> Result<Box<dyn Mapping>> {
+        Err(Failure::new(Code::Unsupported, "this device has no memory of its own"))
+    }
+
+    /// Copies `length` bytes from one mapping to another, and returns when they are there. `Unsupported` as above.
+    fn shift(
+        &self,
+        _from: &dyn Mapping,
+        _from_offset: u64,
+        _to: &dyn Mapping,
+        _to_offset: u64,
+        _length: u64,
+    ) -> Result<()> {
+        Err(Failure::new(Code::Unsupported, "this device has no memory of its own"))
+    }
+
     /// A lane with `slots` pinned slots of `slot_size` bytes, for one thread. `None` where the processor can store into
     /// a mapping itself and a lane would be a detour (the host device).
     fn lane(&self, slots: usize, slot_size: usize) -> Result<Option<Box<dyn Lane>>>;

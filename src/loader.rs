@@ -81,6 +81,11 @@ pub trait Loader: Send + Sync {
     /// Nothing more comes into a slab.
     fn forget(&self, slab: u64);
 
+    /// What was found out about cuFile, for people; nothing where it was not tried.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the child after its present work. A later job starts a new one.
     fn stop(&self);
 }

@@ -409,6 +409,8 @@ pub mod loader_kind {
     pub const FORGET: u32 = 7;
     /// loader to daemon: [`super::SlabId`], which it has not mapped any more.
     pub const FORGOTTEN: u32 = 8;
+    /// loader to daemon: [`super::Note`] and text, what it has found out about cuFile.
+    pub const NOTE: u32 = 9;
 }
 
 /// Parts of a load at most: each has a descriptor in the message, of which the system takes 253.
@@ -440,6 +442,11 @@ wire! {
         pub place: u64,
     }
 
+    /// What the text is about has no other form.
+    pub struct Note {
+        pub reserved: u64,
+    }
+
     pub struct SlabId {
         pub slab: u64,
     }
@@ -462,7 +469,7 @@ wire! {
         pub reserved: u32,
     }
 
-    /// What one route did for a load: buffered, direct and gds, in this order.
+    /// What one route did for a load: buffered, direct, gds and cuFile unverified, in this order.
     pub struct RouteDone {
         pub operations: u64,
         pub bytes: u64,
@@ -485,6 +492,7 @@ wire! {
         pub buffered: u64,
         pub direct: u64,
         pub gds: u64,
+        pub cufile: u64,
         /// Nanoseconds from the load's first read to its last completed copy.
         pub nanoseconds: u64,
         /// Bytes of its text.

@@ -4,6 +4,7 @@
 pub mod buffered;
 pub mod direct;
 pub mod engine;
+pub mod gds;
 pub mod input;
 pub mod load;
 pub mod plan;

@@ -74,7 +74,7 @@ impl Loader for Puppet {
             return;
         }
         std::thread::spawn(move || {
-            let whole = |part: &crate::loader::Part| Ok(Loaded { bytes: [part.length, 0, 0], ..Loaded::default() });
+            let whole = |part: &crate::loader::Part| Ok(Loaded { bytes: [part.length, 0, 0, 0], ..Loaded::default() });
             let parts = job.parts.iter().map(whole).collect();
             drop(job);
             done(Ended { parts, report: Report::default() });

@@ -13,5 +13,5 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Done {
     let arguments = Arguments::parse(args.words)?;
-    std::process::exit(child::run(&arguments));
+    child::run(&arguments)
 }

@@ -7,9 +7,10 @@ use crate::device;
 use crate::failure::{Failure, Result};
 use crate::protocol::{
     Code, DeviceKind, DeviceUuid, ErrorReply, FallbackDone, HOST_UUID, LOAD_PARTS, LoadDone, LoadId, LoadJob, LoadPart,
-    LoadProgress, LoaderReady, PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
+    LoadProgress, LoaderReady, Note, PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
 };
-use crate::transfer::{Ended, Engine, Load, Options, Part, Request};
+use crate::transfer::gds::route::Straight;
+use crate::transfer::{Ended, Engine, Load, Options, Part, Request, Wanted};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
@@ -98,8 +99,20 @@ pub fn words(options: &Options) -> Vec<String> {
     words
 }
 
-/// The life of a loader. Returns the process's exit status, and must be the last thing that the process does.
-pub fn run(arguments: &Arguments) -> i32 {
+/// What the subcommand's libraries are told. cuFile writes a log into whatever directory it finds itself in, unless somebody
+/// said where.
+pub fn environment() -> Vec<(String, String)> {
+    const LOG: &str = "CUFILE_LOGFILE_PATH";
+    if std::env::var_os(LOG).is_some() { Vec::new() } else { vec![(LOG.into(), "/dev/null".into())] }
+}
+
+/// The life of a loader: it ends the process, and without exit handlers, for those of the libraries would meet threads and
+/// contexts that are gone (kvikio 497).
+pub fn run(arguments: &Arguments) -> ! {
+    vanish(live(arguments))
+}
+
+fn live(arguments: &Arguments) -> i32 {
     settle(arguments);
     // SAFETY: the descriptor was inherited for this purpose, and nothing else in this process uses the number. If it is not
     // open, the first call on it says so.
@@ -108,7 +121,7 @@ pub fn run(arguments: &Arguments) -> i32 {
         eprintln!("warpfs loader: --socket-fd {} is not open", arguments.socket);
         return EXIT_FAILED;
     }
-    match start(arguments) {
+    match start(arguments, &socket) {
         Ok(engine) => {
             let ready = LoaderReady { version: PROTOCOL_VERSION, pid: std::process::id() };
             if packet::send(socket.as_fd(), loader_kind::READY, &ready, "", true).is_err() {
@@ -160,9 +173,19 @@ fn settle(arguments: &Arguments) {
     }));
 }
 
-fn start(arguments: &Arguments) -> Result<Engine> {
+fn start(arguments: &Arguments, socket: &Arc<OwnedFd>) -> Result<Engine> {
     let kind = if arguments.uuid == HOST_UUID { DeviceKind::Host } else { DeviceKind::Cuda };
-    Engine::start(device::importer(&arguments.uuid, kind)?, arguments.options)
+    let importer = device::importer(&arguments.uuid, kind)?;
+    let straight = (kind == DeviceKind::Cuda && arguments.options.route != Wanted::Posix).then(|| {
+        let socket = Arc::clone(socket);
+        let note = Box::new(move |text: &str| {
+            let note = Note { reserved: 0 };
+            // A daemon that is gone is noticed elsewhere.
+            let _ = packet::send(socket.as_fd(), loader_kind::NOTE, &note, text, true);
+        });
+        Straight::new(&arguments.options, Arc::clone(&importer), arguments.uuid, note)
+    });
+    Engine::start_with(importer, arguments.options, straight)
 }
 
 /// One part of a load.
@@ -338,7 +361,7 @@ fn done(socket: &OwnedFd, ids: &[u64], ended: Ended) {
         let mut done = PartDone { id: *id, ..PartDone::zeroed() };
         match part {
             Ok(loaded) => {
-                [done.buffered, done.direct, done.gds] = loaded.bytes;
+                [done.buffered, done.direct, done.gds, done.cufile] = loaded.bytes;
                 done.nanoseconds = nanoseconds(loaded.duration);
             }
             Err(failure) => {

@@ -9,9 +9,10 @@ use super::{Done, Ended, Job, Loaded, Report};
 use crate::device::Info;
 use crate::failure::{Failure, Result, usual_errno};
 use crate::protocol::{
-    Code, ErrorReply, FallbackDone, LOAD_PARTS, LoadDone, LoadId, LoadJob, LoadPart, LoadProgress, LoaderReady,
+    Code, ErrorReply, FallbackDone, LOAD_PARTS, LoadDone, LoadId, LoadJob, LoadPart, LoadProgress, LoaderReady, Note,
     PROTOCOL_VERSION, PartDone, RouteDone, SlabId, Wire, loader_kind,
 };
+use crate::transfer::gds::route::OPENING;
 use crate::transfer::report::Work;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,6 +66,8 @@ struct Child {
     flights: BTreeMap<u64, Flight>,
     /// Loads that it has brought to an end.
     finished: u64,
+    /// It has begun to use cuFile: if it dies, that may be why.
+    uses_cufile: bool,
 }
 
 pub(super) struct Minder {
@@ -83,13 +86,27 @@ pub(super) struct Minder {
     next: u64,
     /// Children in a row that died before they were ready.
     stillborn: u32,
+    /// A child died that used cuFile: the next ones do not.
+    distrusts_cufile: bool,
 }
 
 impl Minder {
     pub(super) fn new(info: Info, settings: Settings, shared: Arc<Shared>) -> Minder {
         let (waiting, dying, leaving) = (VecDeque::new(), Vec::new(), Vec::new());
         let (child, forgetting) = (None, Vec::new());
-        Minder { info, settings, shared, waiting, child, dying, leaving, forgetting, next: 1, stillborn: 0 }
+        Minder {
+            info,
+            settings,
+            shared,
+            waiting,
+            child,
+            dying,
+            leaving,
+            forgetting,
+            next: 1,
+            stillborn: 0,
+            distrusts_cufile: false,
+        }
     }
 
     /// Until the loader is dropped.
@@ -192,6 +209,13 @@ impl Minder {
                     if flight.job.parts.len() > FEW { end_elsewhere(flight, ended) } else { end(flight, ended) }
                 }
             }
+            loader_kind::NOTE => {
+                if let Some((_, text)) = packet.body::<Note>() {
+                    child.uses_cufile |= text.starts_with(OPENING);
+                    tracing::info!(device = self.info.label, "{text}");
+                    *self.shared.note.lock() = Some(text);
+                }
+            }
             loader_kind::FORGOTTEN => {
                 if let Some((SlabId { slab }, _)) = packet.body() {
                     child.process.slabs.remove(&slab);
@@ -236,6 +260,12 @@ impl Minder {
         // holds only if something had begun, or the next child would be lost in the same way for ever.
         let orderly = ended.code == Some(EXIT_LOST) && child.finished > 0;
         let how = format!("{} {}", self.name(), instead.unwrap_or(ended.words));
+        if child.uses_cufile && !orderly && !self.settings.insists_on_cufile() && !self.distrusts_cufile {
+            self.distrusts_cufile = true;
+            let text = format!("{how} while it used cuFile, which is not tried again; `warpfs doctor` may say more");
+            tracing::warn!("{text}");
+            *self.shared.note.lock() = Some(text);
+        }
         if !child.ready {
             self.stillborn += 1;
             if self.stillborn >= ATTEMPTS {
@@ -345,11 +375,12 @@ impl Minder {
         }
         // A child that died before it was ready may be the last that is tried.
         if self.child.is_none() && self.dying.iter().all(|(child, _)| child.ready) {
-            match Process::start(&self.info, &self.settings) {
+            let more = if self.distrusts_cufile { &["--route", "posix"][..] } else { &[] };
+            match Process::start(&self.info, &self.settings, more) {
                 Ok(process) => {
                     self.shared.pid.store(process.pid(), Ordering::Relaxed);
                     let (heard, flights) = (Instant::now(), BTreeMap::new());
-                    self.child = Some(Child { process, ready: false, heard, flights, finished: 0 });
+                    self.child = Some(Child { process, ready: false, heard, flights, finished: 0, uses_cufile: false });
                 }
                 Err(failure) => return self.fail_waiting(&failure),
             }
@@ -518,7 +549,7 @@ fn ended(packet: &Packet) -> Option<(u64, Ended)> {
         let text = rest.split_off(..usize::try_from(done.text).ok()?.min(rest.len()))?;
         if done.code == 0 {
             let duration = Duration::from_nanos(done.nanoseconds);
-            return Some(Ok(Loaded { bytes: [done.buffered, done.direct, done.gds], duration }));
+            return Some(Ok(Loaded { bytes: [done.buffered, done.direct, done.gds, done.cufile], duration }));
         }
         let code = Code::from_number(done.code).unwrap_or(Code::Loader);
         let errno = if done.errno > 0 { done.errno } else { usual_errno(code) };

@@ -7,6 +7,7 @@ use super::{Done, Job, Loader};
 use crate::device::Info;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
+use crate::transfer::Wanted;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use std::collections::HashSet;
@@ -33,6 +34,13 @@ pub struct Settings {
     /// A child that is not ready after so long is killed. A context takes half a second, and minutes on a machine whose
     /// driver has to wake many devices first.
     pub start: Duration,
+}
+
+impl Settings {
+    /// Nothing but cuFile will do.
+    pub(super) fn insists_on_cufile(&self) -> bool {
+        self.arguments.windows(2).any(|words| words == ["--route", Wanted::Gds.word()])
+    }
 }
 
 impl Default for Settings {
@@ -70,6 +78,8 @@ pub(super) struct Shared {
     pub(super) pid: AtomicU32,
     /// The slabs that the child has, or will have with the jobs for them.
     pub(super) slabs: Mutex<HashSet<u64>>,
+    /// What the child has found out about cuFile.
+    pub(super) note: Mutex<Option<String>>,
 }
 
 /// A loader that is a child process.
@@ -83,8 +93,13 @@ impl ChildLoader {
     pub fn new(info: &Info, settings: Settings) -> Result<ChildLoader> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Failure::system("cannot make an event for the loader", e))?;
-        let shared =
-            Arc::new(Shared { inbox: Mutex::default(), wake, pid: AtomicU32::new(0), slabs: Mutex::default() });
+        let shared = Arc::new(Shared {
+            inbox: Mutex::default(),
+            wake,
+            pid: AtomicU32::new(0),
+            slabs: Mutex::default(),
+            note: Mutex::default(),
+        });
         let mut minder = Minder::new(info.clone(), settings, Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name(format!("loader {}", info.label))
@@ -137,6 +152,10 @@ impl Loader for ChildLoader {
             self.shared.inbox.lock().forget.push(slab);
             self.shared.wake();
         }
+    }
+
+    fn note(&self) -> Option<String> {
+        self.shared.note.lock().clone()
     }
 
     fn stop(&self) {

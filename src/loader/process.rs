@@ -35,7 +35,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn start(info: &Info, settings: &Settings) -> Result<Process> {
+    /// `more`: words behind those of the settings, which count more.
+    pub(super) fn start(info: &Info, settings: &Settings, more: &[&str]) -> Result<Process> {
         let cannot = |e: std::io::Error| {
             let message = format!("cannot start the loader for {} ({}): {e}", info.label, settings.program.display());
             Failure::new(Code::Loader, message)
@@ -49,6 +50,7 @@ impl Process {
             .arg0("warpfs")
             .args(["loader", "--device", &info.label, "--uuid", &hex, "--socket-fd", "0"])
             .args(&settings.arguments)
+            .args(more)
             .envs(settings.environment.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

@@ -3,6 +3,7 @@
 //! `done` must never run before the last copy is over. Called by the loader child.
 
 use super::Options;
+use super::gds::route::Straight;
 use super::input::Input;
 use super::load::{Done, Hold, Load};
 use super::plan::{Plan, Span, Work};
@@ -43,6 +44,7 @@ pub struct Part {
 struct Shared {
     importer: Arc<dyn Importer>,
     slot_size: usize,
+    straight: Option<Straight>,
     queue: Mutex<Queue>,
     wake: Condvar,
     lost: AtomicBool,
@@ -65,6 +67,11 @@ pub struct Engine {
 impl Engine {
     /// Starts the readers, each with its lane. Fails where a lane cannot be had.
     pub fn start(importer: Arc<dyn Importer>, options: Options) -> Result<Engine> {
+        Engine::start_with(importer, options, None)
+    }
+
+    /// The same, with cuFile for what it serves.
+    pub fn start_with(importer: Arc<dyn Importer>, options: Options, straight: Option<Straight>) -> Result<Engine> {
         let Options { readers, slot_size, slots, asynchronous, .. } = options;
         if readers == 0 || slot_size == 0 || slots == 0 {
             return Err(Failure::new(Code::BadRequest, "a loader needs a reader and a slot of a byte at least"));
@@ -72,6 +79,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             importer,
             slot_size,
+            straight,
             queue: Mutex::default(),
             wake: Condvar::new(),
             lost: AtomicBool::new(false),
@@ -212,7 +220,8 @@ impl Shared {
         let Some(mapping) = hold.mapping.get_or_init(|| self.prepare(load, hold)) else {
             return Ok(()); // it could not be mapped, and whoever tried said so
         };
-        let job = Job { load, inputs: &hold.inputs, mapping: &**mapping };
+        let (inputs, straight) = (&hold.inputs, self.straight.as_ref());
+        let job = Job { load, inputs, mapping: &**mapping, straight };
         let passed = first.into_iter().chain(std::iter::from_fn(|| load.take())).try_for_each(|w| ring.pass(job, &w));
         // Others must not begin more of a failed load while this reader drains.
         if let Err(failure) = &passed {

@@ -4,6 +4,7 @@
 
 use super::buffered::{self, Target};
 use super::direct::Direct;
+use super::gds::route::Standing;
 use super::plan::{self, Chunk};
 use super::report::{Fallback, Route, Tally};
 use super::residency;
@@ -19,6 +20,8 @@ pub struct Input {
     file: OwnedFd,
     /// Made by the first reader that wants it; `None` inside: the file cannot be read so.
     direct: OnceLock<Option<Direct>>,
+    /// What cuFile makes of it.
+    pub(super) gds: Standing,
     /// It has refused a direct read that it was to take: it would refuse the next too.
     refuses: AtomicBool,
 }
@@ -35,7 +38,7 @@ pub struct Attempt<'a> {
 
 impl Input {
     pub fn new(file: OwnedFd) -> Input {
-        Input { file, direct: OnceLock::new(), refuses: AtomicBool::new(false) }
+        Input { file, direct: OnceLock::new(), gds: Standing::default(), refuses: AtomicBool::new(false) }
     }
 
     /// What of the chunk shall be read past the page cache.

@@ -101,6 +101,11 @@ impl Load {
         self.parts[part].cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// Bytes of the part.
+    pub(super) fn length(&self, part: usize) -> u64 {
+        self.parts[part].span.length
+    }
+
     pub(super) fn tally(&self) -> &Tally {
         &self.tally
     }

@@ -14,10 +14,12 @@ pub enum Route {
     Direct,
     /// cuFile, which its own counters saw to go straight from the disk to the device.
     Gds,
+    /// cuFile, not seen to go straight: its compatibility mode, or a version that does not tell.
+    Cufile,
 }
 
 impl Route {
-    pub const ALL: [Route; 3] = [Route::Buffered, Route::Direct, Route::Gds];
+    pub const ALL: [Route; 4] = [Route::Buffered, Route::Direct, Route::Gds, Route::Cufile];
 
     /// The word that statistics use.
     pub fn word(self) -> &'static str {
@@ -25,6 +27,7 @@ impl Route {
             Route::Buffered => "buffered",
             Route::Direct => "direct",
             Route::Gds => "gds",
+            Route::Cufile => "cufile_unverified",
         }
     }
 }
@@ -54,7 +57,7 @@ macro_rules! fallbacks {
 fallbacks! {
     DirectUnsupported: "direct_unsupported", "the file system does not read past the page cache (files)";
     DirectRefused: "direct_refused", "a read past the page cache was refused or came short (chunks)";
-    GdsAbsent: "gds_absent", "cuFile was asked for and cannot be used (files)";
+    GdsRefused: "gds_refused", "cuFile does not take the file, or its file system (files)";
     GdsUnproven: "gds_unproven", "cuFile's counters do not show a direct path for the file (files)";
     GdsFailed: "gds_failed", "cuFile failed in the middle of a file (files)";
 }
@@ -189,8 +192,8 @@ mod tests {
     #[test]
     fn a_file_is_of_the_route_that_brought_the_most() {
         let loaded = |bytes| Loaded { bytes, ..Loaded::default() };
-        assert_eq!(loaded([1, 2, 0]).route(), Route::Direct);
-        assert_eq!(loaded([2, 2, 0]).route(), Route::Buffered);
-        assert_eq!(loaded([0, 0, 0]).route(), Route::Buffered);
+        assert_eq!(loaded([1, 2, 0, 0]).route(), Route::Direct);
+        assert_eq!(loaded([2, 2, 0, 0]).route(), Route::Buffered);
+        assert_eq!(loaded([0, 0, 0, 0]).route(), Route::Buffered);
     }
 }

@@ -3,6 +3,8 @@
 //! is nothing to copy, and a slot is a place in that memory. Called by the engine's readers, each with a ring of its own.
 
 use super::buffered::Target;
+use super::gds::Scratch;
+use super::gds::route::Straight;
 use super::input::{Came, Input};
 use super::load::Load;
 use super::plan::{Chunk, Work};
@@ -24,6 +26,8 @@ pub struct Ring {
     reading: Vec<Option<Reading>>,
     /// In the order in which they were started.
     copying: VecDeque<Copying>,
+    /// For what cuFile brings.
+    scratch: Scratch,
 }
 
 /// A read past the page cache.
@@ -50,6 +54,8 @@ pub struct Job<'a> {
     pub load: &'a Load,
     pub inputs: &'a [Input],
     pub mapping: &'a dyn Mapping,
+    /// Where bytes may go to the device without the processor.
+    pub straight: Option<&'a Straight>,
 }
 
 impl Ring {
@@ -67,18 +73,43 @@ impl Ring {
             unsafe { uring.register(slots) };
         }
         let reading = (0..slots).map(|_| None).collect();
-        Ring { uring, lane, free: (0..slots).rev().collect(), reading, copying: VecDeque::new() }
+        Ring { uring, lane, free: (0..slots).rev().collect(), reading, copying: VecDeque::new(), scratch: None }
     }
 
     /// Brings `work` on its way. Earlier work arrives meanwhile. A part that cannot be read fails, and nothing else; after
     /// an error of the device `drain` is still needed.
     pub fn pass(&mut self, job: Job<'_>, work: &Work) -> Result<()> {
+        if let Some(straight) = job.straight
+            && self.bring(job, straight, work)
+        {
+            return Ok(());
+        }
         let slot = self.slot(job)?;
         let passed = self.fill(job, slot, work);
         if passed.is_err() {
             self.free.push(slot);
         }
         passed
+    }
+
+    /// Has cuFile bring the work, where that is its way; nothing of it is under way then.
+    fn bring(&mut self, job: Job<'_>, straight: &Straight, work: &Work) -> bool {
+        if work.chunks.len() > 1 && !straight.only() {
+            return false; // small files
+        }
+        for chunk in &work.chunks {
+            let Chunk { part, .. } = *chunk;
+            if !job.load.wants(part) {
+                continue;
+            }
+            let (input, size, tally) = (&job.inputs[part], job.load.length(part), job.load.tally());
+            match straight.bring(input, *chunk, size, job.mapping, &mut self.scratch, tally) {
+                Ok(Some(came)) => job.load.arrived(part, came),
+                Ok(None) => return false,
+                Err(failure) => job.load.fail_part(part, failure),
+            }
+        }
+        true
     }
 
     fn fill(&mut self, job: Job<'_>, slot: usize, work: &Work) -> Result<()> {

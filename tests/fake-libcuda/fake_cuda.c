@@ -315,6 +315,9 @@ static int may(ptr at, size_t size, int access) {
     pthread_mutex_unlock(&lock);
     return good;
 }
+/* For the double of cuFile. */
+API int fake_cuda_current(void) { return current; }
+API int fake_cuda_writable(ptr at, size_t size) { return may(at, size, 3); }
 API int cuMemsetD8_v2(ptr at, unsigned char value, size_t size) {
     READY(1);
     if (!may(at, size, 3)) return INVALID_VALUE;
@@ -325,6 +328,12 @@ API int cuMemcpyDtoH_v2(void *out, ptr at, size_t size) {
     READY(1);
     if (!may(at, size, 1)) return INVALID_VALUE;
     memcpy(out, (void *)(uintptr_t)at, size);
+    return OK;
+}
+API int cuMemcpyDtoD_v2(ptr to, ptr from, size_t size) {
+    READY(1);
+    if (!may(from, size, 1) || !may(to, size, 3)) return INVALID_VALUE;
+    memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);
     return OK;
 }
 API int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {

@@ -377,6 +377,18 @@ pub fn fake_driver(folder: &Path, flags: &[&str]) {
     .ok();
 }
 
+/// The double of cuFile, beside that of the driver; `flags` go to the compiler.
+pub fn fake_cufile(folder: &Path, flags: &[&str]) {
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    run(Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+        .arg(folder.join("libcufile.so.0"))
+        .arg(tree().join("tests/fake-libcufile/fake_cufile.c"))
+        .args(flags)
+        .arg("-ldl"))
+    .ok();
+}
+
 /// close(2) with its error, which dropping a file swallows.
 pub fn close(file: File) -> std::io::Result<()> {
     use std::os::fd::IntoRawFd;

@@ -4,6 +4,8 @@
 
 #[path = "loader/direct.rs"]
 mod direct;
+#[path = "loader/gds.rs"]
+mod gds;
 #[path = "loader/slabs.rs"]
 mod slabs;
 
@@ -30,11 +32,17 @@ const INNER: &str = "WARPFS_TEST_INNER";
 
 /// Runs `body` in a process of its own that finds the double of the CUDA driver, built with `flags`, and has `environment`.
 fn with_double(name: &str, flags: &[&str], environment: &[(&str, &str)], body: fn()) {
+    with_double_and(name, flags, environment, |_| {}, body);
+}
+
+/// The same; `more` puts something beside the double.
+fn with_double_and(name: &str, flags: &[&str], environment: &[(&str, &str)], more: impl FnOnce(&Path), body: fn()) {
     if std::env::var(INNER).as_deref() == Ok(name) {
         return body();
     }
     let dir = tempfile::tempdir().expect("a directory");
     crate::harness::fake_driver(dir.path(), flags);
+    more(dir.path());
     let output = dir.path().join("output");
     let file = std::fs::File::create(&output).expect("a file");
     let mut command = Command::new(std::env::current_exe().expect("this program"));

@@ -67,6 +67,7 @@ functions! {
     cuMemSetAccess(Pointer, usize, *const AccessDescription, usize);
     cuMemsetD8_v2(Pointer, u8, usize);
     cuMemcpyDtoH_v2(*mut c_void, Pointer, usize);
+    cuMemcpyDtoD_v2(Pointer, Pointer, usize);
     cuMemcpyHtoDAsync_v2(Pointer, *const c_void, usize, RawStream);
     cuMemHostRegister_v2(*mut c_void, usize, c_uint);
     cuMemHostUnregister(*mut c_void);

@@ -48,6 +48,16 @@ impl Importer for CudaImporter {
         self.context.zero(mapping.address() + offset, length(bytes)?)
     }
 
+    fn scratch(&self, size: u64) -> Result<Box<dyn Mapping>> {
+        Ok(Box::new(CudaMapping(self.context.allocate(size)?)))
+    }
+
+    fn shift(&self, from: &dyn Mapping, from_offset: u64, to: &dyn Mapping, to_offset: u64, bytes: u64) -> Result<()> {
+        check_range(from, from_offset, bytes)?;
+        check_range(to, to_offset, bytes)?;
+        self.context.shift(from.address() + from_offset, to.address() + to_offset, length(bytes)?)
+    }
+
     fn lane(&self, slots: usize, slot_size: usize) -> Result<Option<Box<dyn Lane>>> {
         let stream = Stream::new(&self.context)?;
         let events = (0..slots).map(|_| Event::new(&self.context)).collect::<Result<Vec<_>>>()?;

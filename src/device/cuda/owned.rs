@@ -95,6 +95,25 @@ impl Context {
         self.driver.check(code, &format!("read {} bytes of device memory", out.len()))
     }
 
+    /// Copies device memory to device memory and returns when it is there.
+    pub(super) fn shift(&self, from: Pointer, to: Pointer, length: usize) -> Result<()> {
+        self.enter()?;
+        let tried = format!("move {length} bytes of device memory");
+        // SAFETY: plain numbers; a device address that is not mapped is the driver's error.
+        self.driver.check(unsafe { (self.driver.functions.cuMemcpyDtoD_v2)(to, from, length) }, &tried)?;
+        // SAFETY: null names the default stream, in which the copy runs on after the call.
+        self.driver.check(unsafe { (self.driver.functions.cuStreamSynchronize)(std::ptr::null_mut()) }, &tried)
+    }
+
+    /// Memory of the device, of the kind that copies have.
+    pub(super) fn allocate(self: &Arc<Context>, size: u64) -> Result<Mapped> {
+        let properties = self.driver.properties(self.device);
+        let whole = length(size)?.next_multiple_of(length(self.driver.granularity(&properties)?)?);
+        let handle = Handle::create(self.driver, whole, &properties)?;
+        // The mapping keeps the memory: the handle may go.
+        Mapped::new(self, &handle, whole, Access::ReadWrite)
+    }
+
     /// Writes zeros to device memory and returns when they are there.
     pub(super) fn zero(&self, at: Pointer, length: usize) -> Result<()> {
         self.enter()?;

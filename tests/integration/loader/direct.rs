@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use warpfs::transfer::{Fallback, Report, Route, direct::Alignment, residency};
 
 /// Puts the file on the disk and out of the page cache. `false`: its file system has no direct reads.
-fn cold(file: &OpenFile) -> bool {
+pub(super) fn cold(file: &OpenFile) -> bool {
     if Alignment::of(file.as_fd()).is_none() {
         println!("not tested: {} is on a file system without direct reads", file.path.display());
         return false;
@@ -19,14 +19,14 @@ fn cold(file: &OpenFile) -> bool {
 }
 
 /// Bytes of the file in the page cache.
-fn cached(file: &OpenFile) -> u64 {
+pub(super) fn cached(file: &OpenFile) -> u64 {
     let size = file.version().expect("there").size;
     residency::cached(file.as_fd(), 0, size as usize).expect("our own file")
 }
 
 impl Bench {
     /// One load with everything that is said of it.
-    fn reported(&self, file: &OpenFile, lead: u64) -> (Arc<Allocation>, Result<Loaded>, Report) {
+    pub(super) fn reported(&self, file: &OpenFile, lead: u64) -> (Arc<Allocation>, Result<Loaded>, Report) {
         let length = file.version().expect("there").size;
         let size = self.memory.info().rounded(lead + length);
         let allocation = Arc::new(self.memory.allocate(size).expect("room"));
@@ -94,7 +94,7 @@ fn g08_what_is_cached_is_read_from_there_and_the_rest_stays_out() {
     }
     let (allocation, loaded, report) = bench.reported(&file, 0);
     bench.check(&allocation, &whole, 0);
-    assert_eq!(loaded.expect("loads").bytes, [0, 2 * HALF as u64, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [0, 2 * HALF as u64, 0, 0]);
     assert_eq!(report.route(Route::Direct).operations, 16);
     assert!(!report.route(Route::Direct).busy.is_zero());
     assert_eq!(cached(&file), 0, "the page cache is as it was");
@@ -106,12 +106,12 @@ fn g08_what_is_cached_is_read_from_there_and_the_rest_stays_out() {
     assert_eq!(cached(&file), HALF as u64);
     let (allocation, loaded, _) = bench.reported(&file, 0);
     bench.check(&allocation, &whole, 0);
-    assert_eq!(loaded.expect("loads").bytes, [HALF as u64, HALF as u64, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [HALF as u64, HALF as u64, 0, 0]);
 
     // Control: all of it.
     descriptor.read_exact_at(&mut vec![0; HALF], 0).expect("read");
     let (_, loaded, report) = bench.reported(&file, 0);
-    assert_eq!(loaded.expect("loads").bytes, [2 * HALF as u64, 0, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [2 * HALF as u64, 0, 0, 0]);
     assert_eq!(report.fallbacks.iter().sum::<u64>(), 0);
 }
 
@@ -148,19 +148,19 @@ fn on_a_bad_disk(faults_are: &[(&str, &str)]) -> Option<(Result<Loaded>, Report)
 #[test]
 fn g07_a_refused_direct_read_goes_through_the_page_cache_and_is_counted() {
     let Some((loaded, report)) = on_a_bad_disk(&[("FAULT_DIRECT", "einval"), ("FAULT_FROM", "3")]) else { return };
-    assert_eq!(loaded.expect("loads").bytes, [13 << 20, 3 << 20, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [13 << 20, 3 << 20, 0, 0]);
     assert_eq!(report.fallbacks[Fallback::DirectRefused as usize], 1, "it is not asked again");
     assert_eq!(report.route(Route::Direct).errors, 1);
     // Control: the same disk on a good day.
     let (loaded, report) = on_a_bad_disk(&[]).expect("tested above");
-    assert_eq!(loaded.expect("loads").bytes, [0, 16 << 20, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [0, 16 << 20, 0, 0]);
     assert_eq!(report.fallbacks.iter().sum::<u64>(), 0);
 }
 
 #[test]
 fn g02_short_direct_reads_make_a_whole_file() {
     let Some((loaded, report)) = on_a_bad_disk(&[("FAULT_DIRECT", "short")]) else { return };
-    assert_eq!(loaded.expect("loads").bytes, [0, 16 << 20, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [0, 16 << 20, 0, 0]);
     assert_eq!(report.route(Route::Direct).operations, 16);
 }
 
@@ -168,7 +168,7 @@ fn g02_short_direct_reads_make_a_whole_file() {
 #[test]
 fn g05_an_input_output_error_of_one_chunk_is_tried_the_other_way() {
     let Some((loaded, report)) = on_a_bad_disk(&[("FAULT_DIRECT", "eio"), ("FAULT_FROM", "15")]) else { return };
-    assert_eq!(loaded.expect("loads").bytes, [1 << 20, 15 << 20, 0]);
+    assert_eq!(loaded.expect("loads").bytes, [1 << 20, 15 << 20, 0, 0]);
     assert_eq!(report.fallbacks[Fallback::DirectRefused as usize], 1);
     let faults = [("FAULT_DIRECT", "eio"), ("FAULT_FROM", "5"), ("FAULT_EIO_AT", "9000000")];
     let (loaded, _) = on_a_bad_disk(&faults).expect("tested above");
