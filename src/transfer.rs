@@ -1,6 +1,7 @@
 //! File to device: the work that a loader does. Knows files, ranges and mappings; it must know nothing of caches, sockets
 //! or who asked, and must never report a load as over while a copy of it is still under way. Called by the loader child.
 
+pub mod bounce;
 pub mod buffered;
 pub mod direct;
 pub mod engine;

@@ -43,6 +43,13 @@ impl Target {
         Target { address: unsafe { self.address.add(offset) }, room }
     }
 
+    /// Copies the first `length` bytes of another, which lies elsewhere.
+    pub fn copy(&self, from: Target, length: usize) {
+        assert!(length <= self.room.min(from.room), "a copy lies in both");
+        // SAFETY: both are memory (contract of Target::new), and the ranges lie in them; they are different mappings.
+        unsafe { std::ptr::copy_nonoverlapping(from.address, self.address, length) };
+    }
+
     /// Writes zeros over all of it.
     pub fn clear(&self) {
         // SAFETY: the memory is writable (contract of Target::new).

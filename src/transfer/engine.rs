@@ -91,7 +91,7 @@ impl Engine {
             let (shared, said) = (Arc::clone(&engine.shared), said.clone());
             let body = move || match shared.importer.lane(slots, slot_size) {
                 Ok(lane) => {
-                    let ring = Ring::new(lane, slots, asynchronous);
+                    let ring = Ring::new(lane, slots, slot_size, asynchronous);
                     let _ = said.send(Ok(()));
                     drop(said);
                     shared.read(ring);

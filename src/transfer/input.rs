@@ -62,11 +62,13 @@ impl Input {
         (whole > 0).then_some(Attempt { direct, whole })
     }
 
-    /// Fills the beginning of `target` with `chunk`. Beyond the chunk's length the target's room may be written too.
+    /// Fills the beginning of `target` with `chunk`, through the page cache.
     pub fn read(&self, chunk: Chunk, target: Target, tally: &Tally) -> Result<Came> {
-        let Some(attempt) = self.attempt(chunk, target, tally) else {
-            return self.rest(chunk, 0, target, tally);
-        };
+        self.rest(chunk, 0, target, tally)
+    }
+
+    /// The same by an attempt that was made for this target, beyond the chunk's length in which may be written too.
+    pub fn read_past(&self, attempt: &Attempt<'_>, chunk: Chunk, target: Target, tally: &Tally) -> Result<Came> {
         let begun = Instant::now();
         let result = attempt.direct.read(chunk.file, attempt.whole, target);
         self.complete(chunk, attempt.whole, result, begun.elapsed(), target, tally)

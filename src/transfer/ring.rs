@@ -2,6 +2,7 @@
 //! load must never be over while the ring has anything of it. Where the processor can store into the device's memory there
 //! is nothing to copy, and a slot is a place in that memory. Called by the engine's readers, each with a ring of its own.
 
+use super::bounce::Bounce;
 use super::buffered::Target;
 use super::gds::Scratch;
 use super::gds::route::Straight;
@@ -16,9 +17,12 @@ use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+/// No file system wants more of an address.
+const PAGE: usize = 4096;
+
 /// A reader's slots and what is under way in each.
 pub struct Ring {
-    /// Before the lane whose slots it may fill: reads end first.
+    /// Before the memory that it may fill: reads end first.
     uring: Option<Uring>,
     lane: Option<Box<dyn Lane>>,
     free: Vec<usize>,
@@ -26,6 +30,9 @@ pub struct Ring {
     reading: Vec<Option<Reading>>,
     /// In the order in which they were started.
     copying: VecDeque<Copying>,
+    /// By slot, for direct reads that cannot go to their place; made when they are needed.
+    bounces: Vec<Option<Bounce>>,
+    slot_size: usize,
     /// For what cuFile brings.
     scratch: Scratch,
 }
@@ -36,6 +43,8 @@ struct Reading {
     /// Bytes that were asked for.
     whole: usize,
     target: Target,
+    /// Where the bytes shall be then.
+    place: Target,
     begun: Instant,
 }
 
@@ -60,7 +69,7 @@ pub struct Job<'a> {
 
 impl Ring {
     /// `direct`: reads past the page cache may be under way while others are made.
-    pub fn new(mut lane: Option<Box<dyn Lane>>, slots: usize, direct: bool) -> Ring {
+    pub fn new(mut lane: Option<Box<dyn Lane>>, slots: usize, slot_size: usize, direct: bool) -> Ring {
         let mut uring = if direct { Uring::new(slots) } else { None };
         if let (Some(uring), Some(lane)) = (&mut uring, &mut lane) {
             let whole = |slot| {
@@ -73,7 +82,17 @@ impl Ring {
             unsafe { uring.register(slots) };
         }
         let reading = (0..slots).map(|_| None).collect();
-        Ring { uring, lane, free: (0..slots).rev().collect(), reading, copying: VecDeque::new(), scratch: None }
+        let bounces = (0..slots).map(|_| None).collect();
+        Ring {
+            uring,
+            lane,
+            free: (0..slots).rev().collect(),
+            reading,
+            copying: VecDeque::new(),
+            bounces,
+            slot_size,
+            scratch: None,
+        }
     }
 
     /// Brings `work` on its way. Earlier work arrives meanwhile. A part that cannot be read fails, and nothing else; after
@@ -115,7 +134,7 @@ impl Ring {
     fn fill(&mut self, job: Job<'_>, slot: usize, work: &Work) -> Result<()> {
         let all = self.target(job.mapping, slot, work)?;
         if let [chunk] = work.chunks[..]
-            && self.begin(job, slot, chunk, all)
+            && self.begin(job, slot, chunk, all)?
         {
             return Ok(());
         }
@@ -128,22 +147,44 @@ impl Ring {
             filled = at + chunk.length;
             // Only a slot has room for more than the chunk.
             let room = if self.lane.is_some() { all.room() - at } else { chunk.length };
-            let read = match job.load.wants(chunk.part) {
-                true => job.inputs[chunk.part].read(*chunk, all.part(at, room), job.load.tally()),
-                false => {
-                    all.part(at, chunk.length).clear();
-                    continue;
-                }
-            };
-            match read {
+            let place = all.part(at, chunk.length);
+            if !job.load.wants(chunk.part) {
+                place.clear();
+                continue;
+            }
+            match self.read(job, slot, *chunk, all.part(at, room))? {
                 Ok(came) => parts.push((chunk.part, came)),
                 Err(failure) => {
-                    all.part(at, chunk.length).clear();
+                    place.clear();
                     job.load.fail_part(chunk.part, failure);
                 }
             }
         }
         self.launch(job, slot, work.device(), work.length(), parts)
+    }
+
+    /// Reads a chunk and returns when it is at its place. The outer error is of the ring, the inner one of the file.
+    fn read(&mut self, job: Job<'_>, slot: usize, chunk: Chunk, place: Target) -> Result<Result<Came>> {
+        let (input, tally) = (&job.inputs[chunk.part], job.load.tally());
+        let via = self.aligned(slot, place)?;
+        let Some(attempt) = input.attempt(chunk, via, tally) else { return Ok(input.read(chunk, place, tally)) };
+        let came = input.read_past(&attempt, chunk, via, tally);
+        if came.is_ok() && via.address() != place.address() {
+            place.copy(via, chunk.length);
+        }
+        Ok(came)
+    }
+
+    /// The place itself, if a direct read can go there; else the slot's memory for those that cannot.
+    fn aligned(&mut self, slot: usize, place: Target) -> Result<Target> {
+        if place.is_aligned(PAGE) {
+            return Ok(place);
+        }
+        let bounce = &mut self.bounces[slot];
+        if bounce.is_none() {
+            *bounce = Some(Bounce::new(self.slot_size)?);
+        }
+        Ok(bounce.as_ref().map_or(place, Bounce::target))
     }
 
     /// Where the slot's bytes go: for the processor, all that may be written.
@@ -163,18 +204,24 @@ impl Ring {
     }
 
     /// Begins to read a chunk past the page cache, if that is its way and the system lets reads be under way.
-    fn begin(&mut self, job: Job<'_>, slot: usize, chunk: Chunk, target: Target) -> bool {
-        let Some(uring) = &mut self.uring else { return false };
-        let Some(attempt) = job.inputs[chunk.part].attempt(chunk, target, job.load.tally()) else { return false };
+    fn begin(&mut self, job: Job<'_>, slot: usize, chunk: Chunk, place: Target) -> Result<bool> {
+        if self.uring.is_none() {
+            return Ok(false);
+        }
+        let target = self.aligned(slot, place)?;
+        let Some(attempt) = job.inputs[chunk.part].attempt(chunk, target, job.load.tally()) else { return Ok(false) };
+        let Some(uring) = &mut self.uring else { return Ok(false) };
         let asked = target.part(0, attempt.direct.alignment().rounded(attempt.whole));
+        // Memory beside the slots is none that the kernel knows.
+        let registered = (target.address() == place.address()).then_some(slot);
         // SAFETY: the input is open and the mapping borrowed until the ring is drained; the slot is not free, so nobody
         // touches its memory.
-        let begun = unsafe { uring.begin(attempt.direct.as_fd(), chunk.file, asked, slot, slot) };
+        let begun = unsafe { uring.begin(attempt.direct.as_fd(), chunk.file, asked, registered, slot) };
         if begun.is_err() {
-            return false;
+            return Ok(false);
         }
-        self.reading[slot] = Some(Reading { chunk, whole: attempt.whole, target, begun: Instant::now() });
-        true
+        self.reading[slot] = Some(Reading { chunk, whole: attempt.whole, target, place, begun: Instant::now() });
+        Ok(true)
     }
 
     /// Starts the copy of a filled slot.
@@ -230,11 +277,16 @@ impl Ring {
     /// A read came back: what is missing is read through the page cache, then it is copied.
     fn completed(&mut self, job: Job<'_>, completed: Completed) -> Result<()> {
         let slot = completed.token;
-        let Some(Reading { chunk, whole, target, begun }) = self.reading[slot].take() else { return Ok(()) };
+        let Some(Reading { chunk, whole, target, place, begun }) = self.reading[slot].take() else { return Ok(()) };
         let input = &job.inputs[chunk.part];
         let read = input.complete(chunk, whole, completed.result, begun.elapsed(), target, job.load.tally());
         let launched = match read {
-            Ok(came) => self.launch(job, slot, chunk.device, chunk.length, vec![(chunk.part, came)]),
+            Ok(came) => {
+                if target.address() != place.address() {
+                    place.copy(target, chunk.length);
+                }
+                self.launch(job, slot, chunk.device, chunk.length, vec![(chunk.part, came)])
+            }
             Err(failure) => {
                 job.load.fail_part(chunk.part, failure);
                 self.free.push(slot);

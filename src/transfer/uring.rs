@@ -50,7 +50,7 @@ impl Uring {
         self.under_way
     }
 
-    /// Begins to fill `target` from `offset` of `file`. `slot`: the number of the registered memory that it lies in.
+    /// Begins to fill `target` from `offset` of `file`. `slot`: the number of the registered memory that it lies in, if any.
     ///
     /// # Safety
     /// Until the read with this token has come back, the file stays open, and nobody else touches the target's memory,
@@ -60,13 +60,13 @@ impl Uring {
         file: BorrowedFd<'_>,
         offset: u64,
         target: Target,
-        slot: usize,
+        slot: Option<usize>,
         token: usize,
     ) -> std::io::Result<()> {
         let descriptor = types::Fd(file.as_raw_fd());
         let length = u32::try_from(target.room()).map_err(std::io::Error::other)?;
-        let read = match self.registered.get(slot) {
-            Some(_) => {
+        let read = match slot.filter(|slot| *slot < self.registered.len()) {
+            Some(slot) => {
                 let slot = u16::try_from(slot).map_err(std::io::Error::other)?;
                 opcode::ReadFixed::new(descriptor, target.address(), length, slot).offset(offset).build()
             }
