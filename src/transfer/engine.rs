@@ -217,11 +217,13 @@ impl Shared {
         let Some(hold) = &*hold else {
             return Ok(()); // over already
         };
-        let Some(mapping) = hold.mapping.get_or_init(|| self.prepare(load, hold)) else {
+        let mapping = || hold.mapping.get_or_init(|| self.prepare(load, hold)).as_deref();
+        // One maps while the others read their first; where reads go straight into the mapping, all wait for it.
+        if (load.is_alone() || ring.is_bare()) && mapping().is_none() {
             return Ok(()); // it could not be mapped, and whoever tried said so
-        };
+        }
         let (inputs, straight) = (&hold.inputs, self.straight.as_ref());
-        let job = Job { load, inputs, mapping: &**mapping, straight };
+        let job = Job { load, inputs, mapping: &mapping, straight };
         let passed = first.into_iter().chain(std::iter::from_fn(|| load.take())).try_for_each(|w| ring.pass(job, &w));
         // Others must not begin more of a failed load while this reader drains.
         if let Err(failure) = &passed {

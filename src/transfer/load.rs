@@ -163,6 +163,11 @@ impl Load {
         self.readers.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Nobody else is in the load, or nobody has come after.
+    pub(super) fn is_alone(&self) -> bool {
+        self.readers.load(Ordering::Relaxed) == 1
+    }
+
     /// A reader goes; true: the last. Under the queue's lock.
     pub(super) fn leave(&self) -> bool {
         self.readers.fetch_sub(1, Ordering::Relaxed) == 1

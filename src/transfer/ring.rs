@@ -62,12 +62,24 @@ struct Copying {
 pub struct Job<'a> {
     pub load: &'a Load,
     pub inputs: &'a [Input],
-    pub mapping: &'a dyn Mapping,
+    /// The mapping, when it is there. Nothing: it could not be made, and the load has failed.
+    pub mapping: &'a (dyn Fn() -> Option<&'a dyn Mapping> + 'a),
     /// Where bytes may go to the device without the processor.
     pub straight: Option<&'a Straight>,
 }
 
+impl<'a> Job<'a> {
+    fn mapping(&self) -> Result<&'a dyn Mapping> {
+        (self.mapping)().ok_or_else(|| Failure::new(Code::Device, "the memory could not be mapped"))
+    }
+}
+
 impl Ring {
+    /// Whether reads go straight into the device's memory.
+    pub fn is_bare(&self) -> bool {
+        self.lane.is_none()
+    }
+
     /// `direct`: reads past the page cache may be under way while others are made.
     pub fn new(mut lane: Option<Box<dyn Lane>>, slots: usize, slot_size: usize, direct: bool) -> Ring {
         let mut uring = if direct { Uring::new(slots) } else { None };
@@ -122,7 +134,8 @@ impl Ring {
                 continue;
             }
             let (input, size, tally) = (&job.inputs[part], job.load.length(part), job.load.tally());
-            match straight.bring(input, *chunk, size, job.mapping, &mut self.scratch, tally) {
+            let Ok(mapping) = job.mapping() else { return true };
+            match straight.bring(input, *chunk, size, mapping, &mut self.scratch, tally) {
                 Ok(Some(came)) => job.load.arrived(part, came),
                 Ok(None) => return false,
                 Err(failure) => job.load.fail_part(part, failure),
@@ -132,7 +145,7 @@ impl Ring {
     }
 
     fn fill(&mut self, job: Job<'_>, slot: usize, work: &Work) -> Result<()> {
-        let all = self.target(job.mapping, slot, work)?;
+        let all = self.target(job, slot, work)?;
         if let [chunk] = work.chunks[..]
             && self.begin(job, slot, chunk, all)?
         {
@@ -188,16 +201,16 @@ impl Ring {
     }
 
     /// Where the slot's bytes go: for the processor, all that may be written.
-    fn target(&mut self, mapping: &dyn Mapping, slot: usize, work: &Work) -> Result<Target> {
+    fn target(&mut self, job: Job<'_>, slot: usize, work: &Work) -> Result<Target> {
         if let Some(lane) = &mut self.lane {
             let memory = lane.slot(slot);
             // SAFETY: the slot is free, and nobody else is given it until its copy is over.
             return Ok(unsafe { Target::new(memory.as_mut_ptr(), memory.len()) });
         }
         let start =
-            mapping.host().ok_or_else(|| Failure::new(Code::Device, "the device has no lane and no address"))?;
+            job.mapping()?.host().ok_or_else(|| Failure::new(Code::Device, "the device has no lane and no address"))?;
         let end = work.device() + work.length() as u64;
-        assert!(end <= mapping.size(), "work lies in the allocation");
+        assert!(end <= job.mapping()?.size(), "work lies in the allocation");
         // SAFETY: the work lies in the mapping, which the caller keeps borrowed until the ring is drained. Nobody else is
         // given this part of it.
         Ok(unsafe { Target::new(start.add(work.device() as usize), work.length()) })
@@ -235,7 +248,7 @@ impl Ring {
     ) -> Result<()> {
         match &mut self.lane {
             Some(lane) if !parts.is_empty() => {
-                lane.copy(slot, length, job.mapping, device)?;
+                lane.copy(slot, length, job.mapping()?, device)?;
                 self.copying.push_back(Copying { slot, parts });
             }
             _ => {

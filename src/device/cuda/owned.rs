@@ -7,7 +7,7 @@ use crate::device::Access;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use cudarc::driver::sys;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -197,11 +197,15 @@ impl Pinned {
     pub(super) fn new(context: &Arc<Context>, size: usize) -> Result<Pinned> {
         let what = || format!("cannot take {size} bytes of memory for the ring");
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
-        let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, flags) }
+        let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE) }
             .map_err(|e| Failure::system(what(), e))?;
         let mut pinned = Pinned { context: Arc::clone(context), address, size, registered: false };
+        // Large pages where the system has them: it is written to and read from at the speed of the bus.
+        for advice in [Advice::LinuxHugepage, Advice::LinuxPopulateWrite] {
+            // SAFETY: exactly the mapping made above. Where the advice is not known, pages come when they are touched.
+            let _ = unsafe { rustix::mm::madvise(address, size, advice) };
+        }
         context.enter()?;
         // SAFETY: the range is mapped, ours, and stays until it was unregistered.
         let code = unsafe { (context.driver.functions.cuMemHostRegister_v2)(address, size, 0) };
