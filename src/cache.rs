@@ -5,6 +5,7 @@
 mod budget;
 mod copy;
 mod dispatch;
+mod explain;
 mod hold;
 mod index;
 mod openmetrics;
@@ -24,6 +25,7 @@ use crate::failure::{Failure, Result};
 use crate::loader::Loader;
 use crate::protocol::{Code, DeviceUuid, NONE, Secret, State};
 use crate::source::{Caller, Domain, FileId, OpenFile};
+use crate::transfer::Options;
 pub use copy::Hold;
 use hold::Sessions;
 use shelf::Shelf;
@@ -110,6 +112,8 @@ pub struct Setup {
     pub limit: u64,
     /// Allocations that may be live at once: each takes a descriptor.
     pub pieces: u64,
+    /// What the loader was told.
+    pub transfer: Options,
 }
 
 /// The cache of one daemon.
@@ -169,6 +173,11 @@ impl Cache {
     /// Ends the load of `file`, unless somebody else than the caller's process wants it; says what is left.
     pub fn cancel(&self, file: FileId, device: DeviceUuid, caller: &Caller) -> Result<State> {
         Ok(self.shelf(device)?.cancel(file, caller))
+    }
+
+    /// Which way `file` would go to each device now, and why. Starts nothing.
+    pub fn explain(&self, file: &OpenFile, domain: Domain) -> Result<serde_json::Value> {
+        explain::explain(&self.shelves, file, domain)
     }
 
     /// Gives the copies of `file` in `domain` up, on `device` or, with [`NONE`], on every device.

@@ -8,8 +8,10 @@ macro_rules! say {
 }
 
 mod attach_time;
+mod bench;
 mod doctor;
 mod evict;
+mod explain;
 mod loader;
 mod mount;
 mod options;
@@ -50,6 +52,8 @@ enum Command {
     Umount(umount::Args),
     Preload(preload::Args),
     Evict(evict::Args),
+    Explain(explain::Args),
+    Bench(bench::Args),
     Status(status::Args),
     Verify(verify::Args),
     Read(read::Args),
@@ -72,6 +76,8 @@ impl Cli {
             Command::Umount(args) => umount::run(&args),
             Command::Preload(args) => preload::run(&args),
             Command::Evict(args) => evict::run(&args),
+            Command::Explain(args) => explain::run(&args),
+            Command::Bench(args) => bench::run(&args),
             Command::Status(args) => status::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Read(args) => read::run(&args),
@@ -126,7 +132,7 @@ mod tests {
     fn help_has_words_for_every_argument() {
         let cli = Cli::command();
         let shown: Vec<_> = cli.get_subcommands().filter(|command| !command.is_hide_set()).collect();
-        assert_eq!(shown.len(), 8);
+        assert_eq!(shown.len(), 10);
         for command in shown {
             for argument in command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{}: {}", command.get_name(), argument.get_id());

@@ -37,7 +37,7 @@ pub fn run(config: &Config, signals: Signals, ready: impl FnOnce(Vec<String>)) -
             ..Settings::default()
         };
         let loader = Arc::new(ChildLoader::new(&info, settings)?);
-        devices.push(Setup { memory, loader, limit, pieces });
+        devices.push(Setup { memory, loader, limit, pieces, transfer: config.transfer });
     }
     let labels: Vec<_> = devices.iter().map(|d| d.memory.info().label.clone()).collect();
     let cache = Cache::start(devices).map_err(|e| Failure::system("cannot start the cache's threads", e))?;

@@ -9,6 +9,8 @@ mod namespace;
 
 #[path = "integration/bad_input.rs"]
 mod bad_input;
+#[path = "integration/bench.rs"]
+mod bench;
 #[path = "integration/cases.rs"]
 mod cases;
 #[path = "integration/channel.rs"]

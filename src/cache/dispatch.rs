@@ -88,8 +88,7 @@ impl Shelf {
             Err(failure) => return self.fail(&key, number, failure),
         };
         let mut index = self.index.lock();
-        let Some(load) = index.load(&key, number) else { return };
-        load.version = version;
+        let Some(load) = index.revise(&key, number, version) else { return };
         let watch = Arc::clone(&load.watch);
         let emptied = (version.size == 0).then(|| copy_of(key, load, None));
         drop(index);

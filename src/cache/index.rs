@@ -4,7 +4,7 @@
 use super::copy::{Copy, Key};
 use super::policy::Policy;
 use super::policy::lru::Lru;
-use super::slab::SMALL;
+use super::slab::{SMALL, padded};
 use super::{Answer, SessionId};
 use crate::failure::Failure;
 use crate::loader::Watch;
@@ -18,6 +18,9 @@ use std::time::Instant;
 
 /// Failures that are remembered for STATUS, per device.
 const REMEMBERED_FAILURES: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// Loads in the queue that are looked at before a slab is made for them.
+const LOOKED_AT: usize = 2048;
 
 /// Bytes of small files that go to the loader together at most: enough for a few slots of its ring.
 const TOGETHER: u64 = 16 << 20;
@@ -35,6 +38,7 @@ pub(super) struct Index {
     pub(super) stopping: bool,
     next_number: u64,
     pub(super) resident: Sum,
+    pub(super) loading: Sum,
 }
 
 impl Load {
@@ -56,6 +60,7 @@ impl Default for Index {
             stopping: false,
             next_number: 0,
             resident: Sum::default(),
+            loading: Sum::default(),
         }
     }
 }
@@ -135,6 +140,10 @@ impl Index {
                 self.slabs.entry(slab).or_default().insert(key);
             }
         }
+        if let Slot::Loading(load) = &slot {
+            self.loading.files += 1;
+            self.loading.content += load.version.size;
+        }
         self.files.entry(key.file).or_default().push((key.domain, slot));
     }
 
@@ -159,7 +168,20 @@ impl Index {
                 }
             }
         }
+        if let Slot::Loading(load) = &slot {
+            self.loading.files -= 1;
+            self.loading.content -= load.version.size;
+        }
         Some(slot)
+    }
+
+    /// A load is of another version of its file than it was.
+    pub(super) fn revise(&mut self, key: &Key, number: u64, version: Version) -> Option<&mut Load> {
+        let before = self.load(key, number)?.version.size;
+        self.loading.content = self.loading.content - before + version.size;
+        let load = self.load(key, number)?;
+        load.version = version;
+        Some(load)
     }
 
     /// Whether there are copies in the slab.
@@ -210,6 +232,19 @@ impl Index {
             }
         }
         taken
+    }
+
+    /// Bytes that the first loads in the queue will take in slabs of `domain`, as far as they follow one another.
+    pub(super) fn waiting(&mut self, domain: Domain) -> u64 {
+        let mut sum = 0;
+        for place in 0..self.queue.len().min(LOOKED_AT) {
+            let (key, number) = self.queue[place];
+            match self.load(&key, number).and_then(|load| load.shares().then_some(load.version.size)) {
+                Some(size) if key.domain == domain => sum += padded(size),
+                _ => break,
+            }
+        }
+        sum
     }
 
     /// Puts a load that failed among others back at the front.

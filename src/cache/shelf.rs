@@ -15,6 +15,7 @@ use crate::protocol::{Code, State};
 use crate::size::Human;
 use crate::source::identity::process_of;
 use crate::source::{Caller, Domain, FileId, OpenFile, Version};
+use crate::transfer::Options;
 use crate::transfer::report::{Route, Tally};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,6 +31,7 @@ pub struct Shelf {
     pub(super) number: usize,
     pub(super) memory: Arc<dyn Memory>,
     pub(super) loader: Arc<dyn Loader>,
+    pub(super) transfer: Options,
     pub(super) budget: Arc<Budget>,
     pub(super) counters: Counters,
     /// What the loads have done, also those that failed.
@@ -46,11 +48,12 @@ pub struct Shelf {
 
 impl Shelf {
     pub(super) fn new(number: usize, device: Setup, sessions: Arc<Sessions>, timer: Arc<Timer>) -> Arc<Shelf> {
-        let Setup { memory, loader, limit, pieces } = device;
+        let Setup { memory, loader, limit, pieces, transfer } = device;
         Arc::new_cyclic(|this| Shelf {
             number,
             memory,
             loader,
+            transfer,
             budget: Budget::new(limit, pieces),
             counters: Counters::default(),
             routes: Tally::default(),
@@ -371,12 +374,11 @@ impl Shelf {
     /// What is resident and loading now, and every file of it up to `limit`.
     pub(super) fn survey(&self, limit: usize) -> Survey {
         let index = self.index.lock();
-        let mut survey = Survey { resident: index.resident, ..Survey::default() };
+        let mut survey = Survey { resident: index.resident, loading: index.loading, ..Survey::default() };
+        if limit == 0 {
+            return survey;
+        }
         for (domain, slot) in index.files.values().flatten() {
-            if let Slot::Loading(load) = slot {
-                survey.loading.files += 1;
-                survey.loading.content += load.version.size;
-            }
             if survey.files.len() == limit {
                 survey.left_out += 1;
                 continue;

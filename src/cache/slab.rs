@@ -14,10 +14,13 @@ pub(super) const SMALL: u64 = 1 << 20;
 
 /// Bytes of a slab at most: mapping it takes a client 0.3 ms whatever its size, and as long as one file of it is held it
 /// stays whole.
-const LARGEST: u64 = 32 << 20;
+const LARGEST: u64 = 64 << 20;
 
 /// A slab that is begun for files to come takes this part of the memory that slabs have already: so much is unused at most.
 const AHEAD: u64 = 10;
+
+/// Slabs of a domain that are filled at a time: what does not fit into one may fit into another.
+const OPEN: usize = 4;
 
 /// The slabs of one device, as far as they are filled.
 #[derive(Default)]
@@ -25,12 +28,18 @@ pub(super) struct Slabs {
     domains: HashMap<Domain, Vec<Filled>>,
 }
 
-/// The last of a domain is the one that is filled now.
 struct Filled {
     block: Weak<Block>,
     size: u64,
     /// Bytes from the beginning that are given out.
     used: u64,
+}
+
+impl Filled {
+    /// Bytes that are not given out.
+    fn room(&self) -> u64 {
+        self.size - self.used
+    }
 }
 
 /// Bytes that `length` bytes of content take in a slab.
@@ -39,43 +48,49 @@ pub(super) fn padded(length: u64) -> u64 {
 }
 
 impl Slabs {
-    /// Takes `bytes` of the slab that `domain` fills now, if it has them; else gives it up.
+    /// Takes `bytes` of the slab of `domain` into which they fit best, if there is one with so much room.
     pub(super) fn take(&mut self, domain: Domain, bytes: u64, loader: &dyn Loader) -> Option<(Arc<Block>, u64)> {
-        let slabs = self.domains.get_mut(&domain)?;
-        let last = slabs.last_mut().filter(|last| last.used < last.size)?;
-        let block = last.block.upgrade().filter(|block| loader.has(block.id));
-        match block {
-            Some(block) if last.size - last.used >= bytes => {
-                let offset = last.used;
-                last.used += bytes;
-                Some((block, offset))
-            }
-            block => {
-                if let Some(block) = block {
-                    loader.forget(block.id);
+        let open = self.domains.get_mut(&domain)?.iter_mut().filter(|slab| slab.room() >= bytes);
+        let mut fitting: Vec<_> = open.collect();
+        fitting.sort_by_key(|slab| slab.room());
+        for slab in fitting {
+            match slab.block.upgrade().filter(|block| loader.has(block.id)) {
+                Some(block) => {
+                    let offset = slab.used;
+                    slab.used += bytes;
+                    return Some((block, offset));
                 }
-                last.used = last.size;
-                None
+                // All its copies have gone, or no process has it mapped.
+                None => slab.used = slab.size,
+            }
+        }
+        None
+    }
+
+    /// `block` is new, and the first `bytes` of it are given out. Of the others only a few stay open.
+    pub(super) fn begin(&mut self, domain: Domain, block: &Arc<Block>, bytes: u64, loader: &dyn Loader) {
+        let slabs = self.domains.entry(domain).or_default();
+        slabs.push(Filled { block: Arc::downgrade(block), size: block.allocation().size(), used: bytes });
+        let mut open: Vec<_> = slabs.iter_mut().filter(|slab| slab.room() > 0).collect();
+        let many = open.len().saturating_sub(OPEN);
+        for slab in open.drain(..many) {
+            slab.used = slab.size;
+            if let Some(block) = slab.block.upgrade() {
+                loader.forget(block.id);
             }
         }
     }
 
-    /// `block` is new, and the first `bytes` of it are given out.
-    pub(super) fn begin(&mut self, domain: Domain, block: &Arc<Block>, bytes: u64) {
-        let filled = Filled { block: Arc::downgrade(block), size: block.allocation().size(), used: bytes };
-        self.domains.entry(domain).or_default().push(filled);
-    }
-
-    /// Bytes of a new slab for `domain`, of which `bytes` are wanted now, where `free` can be had without anything's being
-    /// given up for it.
-    pub(super) fn size(&mut self, domain: Domain, bytes: u64, free: u64) -> u64 {
+    /// Bytes of a new slab for `domain`, of which `bytes` are wanted now and `waiting` by those behind them, where `free` can
+    /// be had without anything's being given up for it.
+    pub(super) fn size(&mut self, domain: Domain, bytes: u64, waiting: u64, free: u64) -> u64 {
         let slabs = self.domains.entry(domain).or_default();
         slabs.retain(|slab| slab.block.strong_count() > 0);
         let live: u64 = slabs.iter().map(|slab| slab.size).sum();
         if slabs.is_empty() {
             self.domains.remove(&domain);
         }
-        bytes.max((live / AHEAD).min(LARGEST).min(free))
+        bytes.max((bytes + waiting).max(live / AHEAD).min(LARGEST).min(free))
     }
 }
 
@@ -119,7 +134,7 @@ mod tests {
         let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
         assert!(slabs.take(DOMAIN, 256, &*loader).is_none());
         let first = block(4096, &loader);
-        slabs.begin(DOMAIN, &first, 1024);
+        slabs.begin(DOMAIN, &first, 1024, &*loader);
         let take = |slabs: &mut Slabs, bytes| slabs.take(DOMAIN, bytes, &*loader).map(|(block, at)| (block.id, at));
         assert_eq!(take(&mut slabs, 256), Some((first.id, 1024)));
         assert_eq!(take(&mut slabs, 2816), Some((first.id, 1280)));
@@ -131,18 +146,20 @@ mod tests {
     #[test]
     fn a_slab_ends_with_its_room_its_copies_or_its_loader() {
         let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
-        let first = block(4096, &loader);
-        slabs.begin(DOMAIN, &first, 1024);
+        let blocks: Vec<_> = (0..5).map(|_| block(4096, &loader)).collect();
+        for (number, block) in blocks.iter().enumerate() {
+            slabs.begin(DOMAIN, block, 1024 + 256 * number as u64, &*loader);
+        }
+        assert_eq!(loader.forgotten.load(Ordering::Relaxed), blocks[0].id, "of five the oldest is given up");
+        let taken = slabs.take(DOMAIN, 2048, &*loader).map(|(block, at)| (block.id, at));
+        assert_eq!(taken, Some((blocks[4].id, 2048)), "where it fits best");
         assert!(slabs.take(DOMAIN, 4096, &*loader).is_none());
-        assert_eq!(loader.forgotten.load(Ordering::Relaxed), first.id, "nothing more comes into it");
-        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "also what would have fitted");
-        let second = block(4096, &loader);
-        slabs.begin(DOMAIN, &second, 0);
         loader.away.store(true, Ordering::Relaxed);
-        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "no process has it mapped");
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "no process has them mapped");
         loader.away.store(false, Ordering::Relaxed);
+        assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "nor will");
         let third = block(4096, &loader);
-        slabs.begin(DOMAIN, &third, 0);
+        slabs.begin(DOMAIN, &third, 0, &*loader);
         let id = third.id;
         drop(third);
         assert_eq!(loader.forgotten.load(Ordering::Relaxed), id);
@@ -152,13 +169,15 @@ mod tests {
     #[test]
     fn what_is_begun_for_files_to_come_is_little() {
         let (loader, mut slabs) = (Arc::new(Keeps::default()), Slabs::default());
-        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 4096);
+        assert_eq!(slabs.size(DOMAIN, 4096, 0, u64::MAX), 4096);
+        assert_eq!(slabs.size(DOMAIN, 4096, 100_000, u64::MAX), 104_096, "for those that wait behind");
+        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX >> 1, u64::MAX), LARGEST);
         let blocks: Vec<_> = (0..50).map(|_| block(40960, &loader)).collect();
-        blocks.iter().for_each(|block| slabs.begin(DOMAIN, block, 40960));
-        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 50 * 4096);
-        assert_eq!(slabs.size(DOMAIN, 4096, 8192), 8192, "nothing is given up for it");
-        assert_eq!(slabs.size(DOMAIN, 1 << 20, 0), 1 << 20);
+        blocks.iter().for_each(|block| slabs.begin(DOMAIN, block, 40960, &*loader));
+        assert_eq!(slabs.size(DOMAIN, 4096, 0, u64::MAX), 50 * 4096);
+        assert_eq!(slabs.size(DOMAIN, 4096, 0, 8192), 8192, "nothing is given up for it");
+        assert_eq!(slabs.size(DOMAIN, 1 << 20, 0, 0), 1 << 20);
         drop(blocks);
-        assert_eq!(slabs.size(DOMAIN, 4096, u64::MAX), 4096);
+        assert_eq!(slabs.size(DOMAIN, 4096, 0, u64::MAX), 4096);
     }
 }

@@ -130,7 +130,13 @@ fn bench(pages: u64, manual: bool) -> Bench {
     };
     let memory = Arc::new(Counted { info, live: Arc::default(), most: Arc::default(), refuse: AtomicUsize::new(0) });
     let loader = Arc::new(Puppet { manual, ..Puppet::default() });
-    let setup = Setup { memory: memory.clone(), loader: loader.clone(), limit: pages * PAGE, pieces: 1000 };
+    let setup = Setup {
+        memory: memory.clone(),
+        loader: loader.clone(),
+        limit: pages * PAGE,
+        pieces: 1000,
+        transfer: Default::default(),
+    };
     let cache = Cache::start(vec![setup]).expect("threads");
     Bench { cache, loader, memory, folder: tempfile::tempdir().expect("a folder") }
 }

@@ -93,8 +93,7 @@ impl Shelf {
             }
         };
         let mut index = self.index.lock();
-        let load = index.load(&key, number)?;
-        load.version = version;
+        let load = index.revise(&key, number, version)?;
         let shares = load.shares();
         drop(index);
         if !shares || watch.cancelled.load(Ordering::Acquire) {
@@ -109,14 +108,15 @@ impl Shelf {
     /// room for so much.
     fn new_slab(&self, slabs: &mut Slabs, small: &Small, bytes: u64) -> Option<Arc<Block>> {
         let free = self.budget.limit().saturating_sub(self.budget.used());
-        let size = self.info().rounded(slabs.size(small.key.domain, bytes, free));
+        let waiting = self.index.lock().waiting(small.key.domain);
+        let size = self.info().rounded(slabs.size(small.key.domain, bytes, waiting, free));
         if size < small.bytes() + padded(1) {
             return None;
         }
         let (allocation, charge) = self.make_room(&small.file, size, &|| true).ok()?;
         let block = Block::slab(self.number, allocation, charge, Arc::clone(&self.loader));
         self.loader.open(block.id);
-        slabs.begin(small.key.domain, &block, small.bytes());
+        slabs.begin(small.key.domain, &block, small.bytes(), &*self.loader);
         Some(block)
     }
 

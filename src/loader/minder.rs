@@ -17,6 +17,7 @@ use crate::transfer::report::Work;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,9 +29,11 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(50);
 /// How late the end of a dying child is noticed.
 const DYING: Duration = Duration::from_millis(2);
-/// Files that a child has at a time. Each takes a descriptor on its way, of which the system lets a process have as many as
-/// files; and a few batches keep every reader busy.
-const WINDOW: usize = 4 * LOAD_PARTS;
+/// Files that a child has at a time, at most: enough batches that readers never wait for the next while the daemon makes
+/// something of the last. Each takes a descriptor on its way, of which the system lets a process have as many as files.
+const WINDOW: usize = 16 * LOAD_PARTS;
+/// And not more than this part of the descriptors that a process may have.
+const SHARE_OF_DESCRIPTORS: usize = 4;
 /// What follows a job of more files than that (15 us a file, measured) is not worth this thread's time.
 const FEW: usize = 8;
 /// A job is tried so often: the second time on a new child.
@@ -84,6 +87,7 @@ pub(super) struct Minder {
     /// Slabs to be forgotten when nothing for them is under way any more.
     forgetting: Vec<u64>,
     next: u64,
+    window: usize,
     /// Children in a row that died before they were ready.
     stillborn: u32,
     /// A child died that used cuFile: the next ones do not.
@@ -94,6 +98,8 @@ impl Minder {
     pub(super) fn new(info: Info, settings: Settings, shared: Arc<Shared>) -> Minder {
         let (waiting, dying, leaving) = (VecDeque::new(), Vec::new(), Vec::new());
         let (child, forgetting) = (None, Vec::new());
+        let descriptors = getrlimit(Resource::Nofile).maximum.map_or(usize::MAX, |most| most as usize);
+        let window = (descriptors / SHARE_OF_DESCRIPTORS).clamp(LOAD_PARTS, WINDOW);
         Minder {
             info,
             settings,
@@ -104,6 +110,7 @@ impl Minder {
             leaving,
             forgetting,
             next: 1,
+            window,
             stillborn: 0,
             distrusts_cufile: false,
         }
@@ -388,7 +395,7 @@ impl Minder {
         let Some(child) = &mut self.child else { return };
         while child.ready {
             let files: usize = child.flights.values().map(|flight| flight.job.parts.len()).sum();
-            let fits = |next: &&Flight| files == 0 || files + next.job.parts.len() <= WINDOW;
+            let fits = |next: &&Flight| files == 0 || files + next.job.parts.len() <= self.window;
             if self.waiting.front().filter(fits).is_none() {
                 return;
             }

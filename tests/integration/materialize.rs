@@ -139,8 +139,10 @@ fn tensors_of_a_safetensors_file_lie_aligned() {
         assert_eq!((buffer.address() + 8 + header) % 256, 0, "header of {header}");
         assert_eq!(device_bytes(&session, &path), content);
     }
-    // The control: another file begins at the beginning.
+    // The control: another file begins at such an address, or, where it has memory of its own, at the beginning.
     let path = mounted.file("plain", &noise(1, 5000));
+    assert_eq!(session.open(&path).expect("opened").address() % 256, 0);
+    let path = mounted.file("large", &noise(1, (1 << 20) + 1));
     assert_eq!(session.open(&path).expect("opened").address() % 4096, 0);
 }
 

@@ -98,5 +98,47 @@ fn small_files_lose_little_to_slack() {
     assert_eq!(device["slack_bytes"].as_u64(), Some(used - sum));
     warpfs!("verify", mounted.mountpoint).ok();
     warpfs!("evict", mounted.mountpoint).ok();
-    assert_eq!(mounted.used(), 0);
+    eventually("its loader has unmapped it", || mounted.used() == 0);
+}
+
+/// Of a file half of which is in the page cache, each half by its way.
+#[test]
+fn explain_tells_each_way_and_its_reason_and_starts_nothing() {
+    let mounted = Mounted::new();
+    let path = mounted.file("f", &noise(3, 16 << 20));
+    let explained = |path: &std::path::Path| -> serde_json::Value {
+        serde_json::from_str(&warpfs!("explain", "--json", path).ok().text()).expect("JSON")
+    };
+    let ways = |explained: &serde_json::Value| -> Vec<(String, u64)> {
+        let ways = explained[0]["devices"][0]["routes"].as_array().expect("a list").clone();
+        let of = |way: serde_json::Value| (way["route"].as_str().expect("a word").to_string(), way["bytes"].as_u64());
+        ways.into_iter().map(of).map(|(route, bytes)| (route, bytes.expect("bytes"))).collect()
+    };
+    let first = explained(&path);
+    assert_eq!((&first[0]["size"], &first[0]["devices"][0]["state"]), (&(16 << 20).into(), &"absent".into()));
+    assert_eq!(ways(&first), [("buffered".to_string(), 16 << 20)]);
+    let text = warpfs!("explain", path).ok().text();
+    assert!(text.contains("16.0 MiB on ") && text.contains("buffered for 16.0 MiB: it is in the page cache"), "{text}");
+    let small = mounted.file("small", b"content");
+    assert!(warpfs!("explain", small).ok().text().contains("256 bytes of a slab"));
+    assert_eq!(mounted.counter("misses"), 0, "nothing was started");
+
+    let file = std::fs::File::open(mounted.source.join("f")).expect("there");
+    if Alignment::of(std::os::fd::AsFd::as_fd(&file)).is_some() {
+        file.sync_all().expect("on the disk");
+        let half = std::num::NonZeroU64::new(8 << 20);
+        rustix::fs::fadvise(&file, 0, half, rustix::fs::Advice::DontNeed).expect("advised");
+        let mut both = ways(&explained(&path));
+        both.sort();
+        assert_eq!(both, [("buffered".to_string(), 8 << 20), ("direct".to_string(), 8 << 20)]);
+        // It says what then happens.
+        warpfs!("preload", path).ok();
+        let routes = &mounted.device()["routes"];
+        assert_eq!((&routes["buffered"]["bytes"], &routes["direct"]["bytes"]), (&(8 << 20).into(), &(8 << 20).into()));
+    }
+    warpfs!("preload", path).ok();
+    let after = explained(&path);
+    assert_eq!(after[0]["devices"][0]["state"], "resident");
+    assert!(ways(&after).is_empty());
+    warpfs!("explain", "/proc/self/status").fails(&["is not on a warpfs mount"]);
 }

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Loads from control files that may be under way at once, where there are descriptors for so many: each holds one of its
 /// file. Small ones go to the loader by the hundred.
-const UNDER_WAY_LIMIT: usize = 2048;
+const UNDER_WAY_LIMIT: usize = 4000;
 /// Of the descriptors that the daemon may have, this part is for them.
-const SHARE_OF_DESCRIPTORS: usize = 16;
+const SHARE_OF_DESCRIPTORS: usize = 8;
 /// Threads that open files: one opens some 50,000 in a second.
 const THREADS: usize = 4;
 

@@ -19,6 +19,7 @@ impl FileSystem {
         match name {
             "preload" => self.preload_trigger(origin, node, answered),
             "state" => answered(self.standing_of(origin, node).map(|s| s.state.word().into())),
+            "explain" => answered(self.explained(origin, node)),
             "status" => answered(self.standing_of(origin, node).map(|s| self.status_text(&s))),
             _ => answered(Err(unknown(name, libc::ENODATA))),
         }
@@ -74,6 +75,11 @@ impl FileSystem {
     fn standing_of(&self, origin: Origin, node: u64) -> Result<Standing> {
         let file = self.asked_file(origin, node)?;
         self.cache.standing(&file, NONE, origin.caller().domain)
+    }
+
+    fn explained(&self, origin: Origin, node: u64) -> Result<Vec<u8>> {
+        let file = self.asked_file(origin, node)?;
+        Ok(self.cache.explain(&file, origin.caller().domain)?.to_string().into_bytes())
     }
 
     fn status_text(&self, standing: &Standing) -> Vec<u8> {
