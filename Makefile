@@ -14,7 +14,7 @@ HELPERS ?= $(if $(filter /usr /usr/local /opt /opt/%,$(PREFIX)),$(sbin))
 CARGO ?= cargo
 target = $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help demo test check bench bench-mount install clean build dependencies check-dependencies demo-dependencies \
+.PHONY: help demo test check bench bench-transfer bench-mount install clean build dependencies check-dependencies demo-dependencies \
     bench-dependencies test-dependencies
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make test     build and run every test; DEVICE=cuda:0 runs them on a GPU'
 	@echo 'make check    format, lints, documentation, dependencies, header: what every commit must pass'
 	@echo 'make bench    how fast device memory is filled from the page cache; DEVICE=cuda:0 on a GPU'
+	@echo 'make bench-transfer  loads beside the limits of the machine and the peers (benches/peers); DEVICE=cuda:0 on a GPU'
 	@echo 'make bench-mount  the mount beside the native directory, bindfs and mergerfs; some ten minutes, best as root'
 	@echo '              ROUNDS=9, ROWS=read,stat, JSON=FILE, WARPFS_BENCH_DIR=DIR, BENCH_USER=1, MILLION=1'
 	@echo 'make build    the release build'
@@ -77,6 +78,11 @@ check: check-dependencies
 
 bench: dependencies
 	DEVICE='$(or $(DEVICE),host)' $(CARGO) bench --locked --bench transfer
+
+# Its settings are in benches/peers/run.py; best as root, on a disk.
+bench-transfer: dependencies
+	$(CARGO) build --release --locked
+	DEVICE='$(or $(DEVICE),host)' WARPFS_BIN='$(target)/release/warpfs' python3 benches/peers/run.py
 
 # Its settings are in benches/mount.rs; what stands on make's command line is in the environment too.
 bench-mount: bench-dependencies

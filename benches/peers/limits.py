@@ -77,7 +77,7 @@ def _spread(path, flags, piece, threads, seconds, target=None):
     return state["bytes"] / (time.perf_counter() - begun) / 1e9
 
 
-def disk(path, chill, seconds=1.5):
+def disk(path, chill, seconds=0.8):
     """The best rate of direct reads, and how it was had; None where the file system has none."""
     best = (0.0, "")
     try:

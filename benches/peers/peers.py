@@ -99,7 +99,8 @@ def verify(path, found):
             begin, end = tensors_of(path)[key]
             file.seek(begin)
             wanted = torch.frombuffer(bytearray(file.read(end - begin)), dtype=torch.uint8)
-            if not torch.equal(found[key].reshape(-1).view(torch.uint8).cpu(), wanted):
+            there = found[key].reshape(-1).view(torch.uint8)
+            if not torch.equal(there, wanted.to(there.device)):
                 raise RuntimeError(f"{key}: other bytes")
     return len(named)
 

@@ -41,6 +41,8 @@ const _: () = assert!(std::mem::offset_of!(Descriptor, handle) == 8);
 const OPAQUE_FD: c_int = 1;
 /// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`
 const ALLOW_COMPAT_MODE: c_int = 1;
+/// `CUFILE_PARAM_FORCE_COMPAT_MODE`
+const FORCE_COMPAT_MODE: c_int = 2;
 /// Of `CUfileOpError`, where the driver's own code tells more.
 const CUDA_DRIVER_ERROR: c_int = 5011;
 
@@ -130,9 +132,11 @@ impl Library {
 
     /// Before the driver opens. Nothing: this version cannot be told.
     pub(super) fn allow_compatibility(&self, allow: bool) -> Option<Result<()>> {
+        let set = self.set_bool?;
+        // Forced: allowed alone, it still asks of the disk what not every machine tells.
         // SAFETY: plain numbers.
-        let status = unsafe { self.set_bool?(ALLOW_COMPAT_MODE, allow) };
-        Some(check(status, "set its compatibility mode"))
+        let statuses = unsafe { [set(ALLOW_COMPAT_MODE, allow), set(FORCE_COMPAT_MODE, allow)] };
+        Some(statuses.into_iter().try_for_each(|status| check(status, "set its compatibility mode")))
     }
 
     /// Needs a current context.
