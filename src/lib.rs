@@ -7,7 +7,7 @@
 //! | [`cli`] | the command line: one file a command |
 //! | [`client`] | the Rust client, on which the command line is built |
 //! | [`doctor`] | what works on this machine, and what to do about the rest |
-//! | [`bench`] | what this machine can do, and what loads make of it |
+//! | [`mod@bench`] | what this machine can do, and what loads make of it |
 //! | [`daemon`] | puts the rooms together, runs them, supervises, stops them |
 //! | [`filesystem`] | the mount: names, attributes and data of the source, and the triggers (ioctl, xattr, `.warpfs`) |
 //! | [`channel`] | how clients ask beside the mount: the socket and its sessions |
