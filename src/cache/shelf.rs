@@ -219,28 +219,38 @@ impl Shelf {
     /// Makes `copy` the current one and answers those who wait for it. False: the file was changed a moment ago, and the
     /// load is not over. Nothing is done where nobody wants it any more.
     pub(super) fn publish(&self, copy: Copy, number: u64) -> bool {
-        let key = copy.key;
-        let copy = Arc::new(copy);
         let mut index = self.index.lock();
-        match index.load(&key, number) {
-            None => return true,
-            Some(load) if load.stale => return false,
-            Some(_) => {}
+        if index.load(&copy.key, number).is_some_and(|load| load.stale) {
+            return false;
         }
+        let published = self.replace(&mut index, copy, number);
+        drop(index);
+        published.into_iter().for_each(|published| self.tell(published));
+        true
+    }
+
+    /// Puts `copy` into the place of its load. Nothing: nobody wants it any more.
+    pub(super) fn replace(&self, index: &mut Index, copy: Copy, number: u64) -> Option<Published> {
+        let key = copy.key;
+        index.load(&key, number)?;
         let Some(Slot::Loading(load)) = index.take(&key) else { unreachable!("found just now") };
+        let copy = Arc::new(copy);
         // Held before the lock goes, so that no eviction comes between.
-        let answers: Vec<_> = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
+        let answers = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
         let placement = copy.placement();
         // From here on the index alone has it, so that its memory goes when it leaves the index.
         if copy.place.is_some() {
             index.put(key, Slot::Resident(copy));
         }
-        drop(index);
+        Some(Published { placement, answers })
+    }
+
+    /// Answers those who waited, without the lock.
+    pub(super) fn tell(&self, published: Published) {
         self.counters.add(Counter::Loads, 1);
-        for (hold, waiter) in answers {
-            self.reply(placement, waiter.session, hold, waiter.answer);
+        for (hold, waiter) in published.answers {
+            self.reply(published.placement, waiter.session, hold, waiter.answer);
         }
-        true
     }
 
     /// Ends a load without a copy.
@@ -406,6 +416,12 @@ impl Shelf {
         }
         survey
     }
+}
+
+/// A copy that has just become current, for those who waited for it.
+pub(super) struct Published {
+    placement: Placement,
+    answers: Vec<(Option<Hold>, Waiter)>,
 }
 
 /// See [`Shelf::survey`].

@@ -5,10 +5,10 @@
 use super::copy::{Block, Filling, Key, Place};
 use super::dispatch::Flight;
 use super::placement;
-use super::shelf::Shelf;
+use super::shelf::{Shelf, copy_of};
 use super::slab::{Slabs, padded};
 use crate::failure::Result;
-use crate::loader::{Ended, Job, Part, Slab, Watch};
+use crate::loader::{Ended, Job, Loaded, Part, Slab, Watch};
 use crate::source::OpenFile;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +30,15 @@ impl Small {
     }
 }
 
+/// A file of a job that is over.
+struct End {
+    key: Key,
+    number: u64,
+    file: OpenFile,
+    place: Place,
+    result: Result<Loaded>,
+}
+
 /// Where a file of a job goes.
 struct Placed {
     small: Small,
@@ -39,7 +48,7 @@ struct Placed {
 impl Shelf {
     /// Takes up loads that waited, of one domain. What cannot share memory after all goes its own way.
     pub(super) fn begin_together(self: &Arc<Self>, slabs: &mut Slabs, wanted: &[(Key, u64)]) {
-        let mut smalls: Vec<Small> = wanted.iter().filter_map(|(key, number)| self.look(*key, *number)).collect();
+        let mut smalls = self.look(wanted);
         smalls.reverse();
         let mut job: Option<(Filling, Vec<Placed>)> = None;
         while let Some(small) = smalls.pop() {
@@ -77,31 +86,45 @@ impl Shelf {
         }
     }
 
-    /// The file as it is now. Nothing: it is not wanted any more, or cannot share memory and went its own way.
-    fn look(self: &Arc<Self>, key: Key, number: u64) -> Option<Small> {
+    /// The files as they are now, without those that are not wanted any more, or that cannot share memory and went their own
+    /// way. The lock is taken twice for all of them: others want it as often.
+    fn look(self: &Arc<Self>, wanted: &[(Key, u64)]) -> Vec<Small> {
         let mut index = self.index.lock();
-        let load = index.load(&key, number)?;
-        // Before the look at the file: what changes from here on is seen.
-        load.stale = false;
-        let (file, watch) = (load.file.clone(), Arc::clone(&load.watch));
+        let found = wanted.iter().filter_map(|(key, number)| {
+            let load = index.load(key, *number)?;
+            // Before the look at the file: what changes from here on is seen.
+            load.stale = false;
+            Some((*key, *number, load.file.clone(), Arc::clone(&load.watch)))
+        });
+        let found: Vec<_> = found.collect();
         drop(index);
-        let version = match file.version() {
-            Ok(version) => version,
-            Err(failure) => {
-                self.fail(&key, number, failure);
-                return None;
+        let versions: Vec<_> = found.iter().map(|(_, _, file, _)| file.version()).collect();
+        let (mut smalls, mut others) = (Vec::new(), Vec::new());
+        let mut index = self.index.lock();
+        for ((key, number, file, watch), version) in found.into_iter().zip(versions) {
+            let version = match version {
+                Ok(version) => version,
+                Err(failure) => {
+                    others.push((key, number, Some(failure)));
+                    continue;
+                }
+            };
+            let Some(load) = index.revise(&key, number, version) else { continue };
+            if load.shares() && !watch.cancelled.load(Ordering::Acquire) {
+                smalls.push(Small { key, number, file, size: version.size, lead: 0, watch });
+            } else {
+                others.push((key, number, None));
             }
-        };
-        let mut index = self.index.lock();
-        let load = index.revise(&key, number, version)?;
-        let shares = load.shares();
-        drop(index);
-        if !shares || watch.cancelled.load(Ordering::Acquire) {
-            self.begin(key, number);
-            return None;
         }
-        let lead = placement::small_lead(&file, version.size);
-        Some(Small { key, number, file, size: version.size, lead, watch })
+        drop(index);
+        for (key, number, failure) in others {
+            match failure {
+                Some(failure) => self.fail(&key, number, failure),
+                None => self.begin(key, number),
+            }
+        }
+        smalls.iter_mut().for_each(|small| small.lead = placement::small_lead(&small.file, small.size));
+        smalls
     }
 
     /// A slab with room for `bytes`, of which `small` takes the first. Nothing: it would be alone in it, or there is no
@@ -145,14 +168,37 @@ impl Shelf {
                 shelf.loader.forget(block.id);
             }
             let sealed = shelf.seal_slab(block);
-            for (Placed { small, offset }, result) in placed.into_iter().zip(ended.parts) {
-                let Small { key, number, file, size: _, lead, .. } = &small;
+            let ends = placed.into_iter().zip(ended.parts).map(|(Placed { small, offset }, result)| {
+                let place = Place { block: Arc::clone(block), offset: offset + small.lead, bytes: small.bytes() };
                 let result = result.and_then(|loaded| sealed.clone().map(|()| loaded));
-                let place = Place { block: Arc::clone(block), offset: offset + lead, bytes: small.bytes() };
-                shelf.ended(*key, *number, file, place, result);
-            }
+                End { key: small.key, number: small.number, file: small.file, place, result }
+            });
+            shelf.ended_together(ends.collect());
         };
         self.loader.submit(job, Box::new(done));
+    }
+
+    /// Publishes what has come as it was to come, all under one lock; the rest goes the way of a single file.
+    fn ended_together(&self, ends: Vec<End>) {
+        let now: Vec<_> = ends.iter().map(|end| end.file.version()).collect();
+        let (mut rest, mut published) = (Vec::new(), Vec::new());
+        let mut index = self.index.lock();
+        for (end, now) in ends.into_iter().zip(now) {
+            let Some(load) = index.load(&end.key, end.number) else { continue };
+            match (&end.result, now) {
+                (Ok(loaded), Ok(now)) if now == load.version && !load.stale => {
+                    self.latencies[loaded.route() as usize].observe(load.asked.elapsed());
+                    let copy = copy_of(end.key, load, Some(end.place));
+                    published.extend(self.replace(&mut index, copy, end.number));
+                }
+                _ => rest.push(end),
+            }
+        }
+        drop(index);
+        published.into_iter().for_each(|published| self.tell(published));
+        for End { key, number, file, place, result } in rest {
+            self.ended(key, number, &file, place, result);
+        }
     }
 
     /// Before anybody else sees the slab: only the loader, which has it mapped, can write to it from now on.

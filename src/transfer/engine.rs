@@ -7,6 +7,7 @@ use super::gds::route::Straight;
 use super::input::Input;
 use super::load::{Done, Hold, Load};
 use super::plan::{Plan, Span, Work};
+use super::residency;
 use super::ring::{Job, Ring};
 use crate::device::{Access, Importer, Mapping};
 use crate::failure::{Failure, Result};
@@ -119,6 +120,8 @@ impl Engine {
         let plan = Plan::new(spans.clone(), self.shared.slot_size)
             .filter(|_| fits)
             .ok_or_else(|| Failure::new(Code::BadRequest, "the range does not lie in the allocation"))?;
+        let mixed = matches!(parts[..], [Part { ref file, offset, length, .. }] if residency::is_mixed(file.as_fd(), offset, length));
+        let plan = if mixed { plan.by_turns() } else { plan };
         let inputs = parts.into_iter().map(|part| Input::new(part.file)).collect();
         let hold = Hold::new(inputs, allocation, allocation_size, slab);
         let load = Arc::new(Load::new(spans, plan, hold, done));

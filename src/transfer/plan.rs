@@ -135,6 +135,15 @@ impl Plan {
         Some(Plan::Many(spans, groups))
     }
 
+    /// Pieces of both halves by turns. Of a file of which a part is in the page cache that lets the disk work while the
+    /// rest is copied.
+    pub fn by_turns(mut self) -> Plan {
+        if let Plan::One(cut) = &mut self {
+            cut.by_turns = true;
+        }
+        self
+    }
+
     /// The piece with this number; `None` past the last.
     pub fn work(&self, number: u64) -> Option<Work> {
         let chunks = match self {
@@ -159,6 +168,8 @@ pub struct Cut {
     length: u64,
     place: u64,
     size: u64,
+    /// Chunks of the two halves by turns, each half in its order.
+    by_turns: bool,
 }
 
 impl Cut {
@@ -168,7 +179,7 @@ impl Cut {
         let size = size as u64;
         offset.checked_add(length)?.checked_add(size)?;
         place.checked_add(length)?;
-        (size > 0).then_some(Cut { offset, length, place, size })
+        (size > 0).then_some(Cut { offset, length, place, size, by_turns: false })
     }
 
     /// Number of chunks.
@@ -184,6 +195,11 @@ impl Cut {
         if number >= self.chunks() {
             return None;
         }
+        let number = match (self.by_turns, number % 2) {
+            (false, _) => number,
+            (true, 0) => number / 2,
+            (true, _) => self.chunks().div_ceil(2) + number / 2,
+        };
         let begin = (self.offset / self.size + number) * self.size;
         let (start, end) = (begin.max(self.offset), (begin + self.size).min(self.offset + self.length));
         let device = self.place + (start - self.offset);
@@ -214,6 +230,23 @@ mod tests {
                     assert_eq!(plan.chunk(plan.chunks()), None);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn by_turns_each_chunk_comes_once_too() {
+        for chunks in [1, 2, 3, 8, 9] {
+            let span = Span { offset: 5, length: chunks * 4096 - 7, place: 88 };
+            let (plain, turns) =
+                (Plan::new(vec![span], 4096).expect("fits"), Plan::new(vec![span], 4096).expect("fits"));
+            let all = |plan: &Plan| -> Vec<Work> { (0..).map_while(|number| plan.work(number)).collect() };
+            let (mut plain, mut turns) = (all(&plain), all(&turns.by_turns()));
+            if chunks == 8 {
+                assert_eq!(turns[1], plain[4], "the other half's first is the second");
+            }
+            plain.sort_by_key(Work::device);
+            turns.sort_by_key(Work::device);
+            assert_eq!(plain, turns);
         }
     }
 

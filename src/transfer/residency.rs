@@ -35,6 +35,18 @@ pub fn cached(file: BorrowedFd<'_>, offset: u64, length: usize) -> Option<u64> {
     Some(pages * page)
 }
 
+/// Places of a file that are looked at to see whether it is in the page cache in part.
+const LOOKS: u64 = 16;
+
+/// Whether a part of the range is in the page cache and a part is not, as far as a few looks tell: to count all pages of a
+/// large file would take longer than it is worth.
+pub fn is_mixed(file: BorrowedFd<'_>, offset: u64, length: u64) -> bool {
+    let step = length / LOOKS;
+    let looks = (0..LOOKS).filter_map(|look| cached(file, offset + look * step, 1));
+    let found: Vec<bool> = looks.map(|cached| cached > 0).collect();
+    step > 0 && found.contains(&true) && found.contains(&false)
+}
+
 fn counted(file: BorrowedFd<'_>, offset: u64, length: u64) -> Option<u64> {
     let (range, mut counts) = (Range { offset, length }, Counts::default());
     // SAFETY: the kernel reads one structure and writes the other, which both live over the call and have its layout.
@@ -91,5 +103,7 @@ mod tests {
             assert_eq!(cached(file.as_fd(), HALF - 1, 2), Some(4096));
         }
         assert_eq!(cached(file.as_fd(), HALF + 1, 10), Some(4096));
+        assert_eq!(is_mixed(file.as_fd(), 0, 2 * HALF), before == 0);
+        assert!(!is_mixed(file.as_fd(), HALF, HALF) && !is_mixed(file.as_fd(), 0, 3));
     }
 }

@@ -301,6 +301,8 @@ impl Ring {
                 self.launch(job, slot, chunk.device, chunk.length, vec![(chunk.part, came)])
             }
             Err(failure) => {
+                // Where it was read straight into a slab, whoever has that mapped sees it.
+                place.clear();
                 job.load.fail_part(chunk.part, failure);
                 self.free.push(slot);
                 return Ok(());

@@ -75,15 +75,10 @@ impl Uring {
         // SAFETY: file and memory stay as they are until the read is over (contract of this function).
         unsafe { self.ring.submission().push(&read.user_data(token as u64)) }.map_err(std::io::Error::other)?;
         self.under_way += 1;
-        loop {
-            match self.ring.submit() {
-                Ok(_) => return Ok(()),
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                // The kernel has no memory for it now; it is in the queue, and goes with the next call.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => return Ok(()),
-                Err(e) => return Err(e),
-            }
-        }
+        // Whatever the kernel says (interrupted, no memory now): the read is in the queue, cannot be taken back, and goes with
+        // the next call; where that fails too, `next` says so.
+        let _ = self.ring.submit();
+        Ok(())
     }
 
     /// The next read that came back. `None`: none is under way, or, unless it shall wait, none has come yet.
