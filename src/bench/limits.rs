@@ -7,6 +7,7 @@ use crate::transfer::buffered::Target;
 use crate::transfer::direct::Direct;
 use crate::transfer::{SLOT_SIZE, SLOTS, bounce::Bounce, default_readers};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,12 +17,13 @@ const A_WHILE: Duration = Duration::from_millis(700);
 /// Reads pieces of the file, one after the other, with so many threads, until it or `time` is over; bytes a second.
 fn read(file: BorrowedFd<'_>, size: u64, piece: usize, threads: usize, time: Duration) -> Result<f64> {
     let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let failure = OnceLock::new();
     let memory = (0..threads).map(|_| Bounce::new(piece)).collect::<Result<Vec<_>>>()?;
     memory.iter().for_each(|memory| memory.target().clear());
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for memory in &memory {
-            let (next, done) = (&next, &done);
+            let (next, done, failure) = (&next, &done, &failure);
             let target = Place(memory.target());
             scope.spawn(move || {
                 let target = target;
@@ -32,13 +34,19 @@ fn read(file: BorrowedFd<'_>, size: u64, piece: usize, threads: usize, time: Dur
                     }
                     match target.0.pread(file, at) {
                         Ok(count) => done.fetch_add(count as u64, Ordering::Relaxed),
-                        Err(_) => return,
+                        Err(e) => {
+                            let _ = failure.set(Failure::system("cannot read the file that is measured", e));
+                            return;
+                        }
                     };
                 }
             });
         }
     });
-    Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64())
+    match failure.into_inner() {
+        Some(failure) => Err(failure),
+        None => Ok(done.into_inner() as f64 / begun.elapsed().as_secs_f64()),
+    }
 }
 
 /// A target that one thread takes along.

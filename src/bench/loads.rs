@@ -33,8 +33,14 @@ impl<'a> Loads<'a> {
 
     /// Seconds until the file is on the device, with the creation of its memory.
     fn load(&self, file: &OpenFile, size: u64, check: bool) -> Result<f64> {
-        let begun = Instant::now();
+        let mut begun = Instant::now();
         let allocation = Arc::new(self.memory.allocate(self.memory.info().rounded(size))?);
+        if check {
+            // Memory that was used before may have the very bytes that are to come.
+            let mapping = self.importer.map(allocation.descriptor(), allocation.size(), Access::ReadWrite)?;
+            self.importer.zero(&*mapping, 0, allocation.size())?;
+            begun = Instant::now();
+        }
         let part = Part { file: file.clone(), offset: 0, length: size, place: 0, watch: Arc::default() };
         let ended = self.submit(Job { allocation: Arc::clone(&allocation), slab: None, parts: vec![part] })?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -103,6 +109,9 @@ impl<'a> Loads<'a> {
     pub(super) fn half(&self, sample: &Sample) -> Result<Vec<Row>> {
         let half = sample.size / 2;
         let (mut alone, mut both) = (Vec::new(), Vec::new());
+        sample.warm()?;
+        sample.chill(half)?;
+        self.load(&sample.file, sample.size, true)?;
         for _ in 0..ROUNDS {
             sample.chill(sample.size)?;
             alone.push(self.load(&sample.file, half, false)?);
@@ -152,8 +161,9 @@ impl<'a> Loads<'a> {
             let seconds = begun.elapsed().as_secs_f64();
             for (slab, allocation, files) in loaded {
                 if round == 0 {
-                    let last = files.len() - 1;
-                    self.check(&allocation, &files[last], step * last as u64, SMALL)?;
+                    for (place, file) in files.iter().enumerate() {
+                        self.check(&allocation, file, step * place as u64, SMALL)?;
+                    }
                 } else {
                     self.loader.forget(slab);
                 }

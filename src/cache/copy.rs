@@ -4,11 +4,13 @@
 use super::budget::Charge;
 use crate::cache::Placement;
 use crate::device::Allocation;
+use crate::failure::Result;
 use crate::loader::Loader;
 use crate::source::{Domain, FileId, Version};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What a copy is found by. A changed file has the same key and another version.
@@ -34,8 +36,8 @@ pub struct Block {
     pub piece: Arc<Piece>,
     /// Of a slab: who has it mapped until it is told to forget it.
     slab: Option<Arc<dyn Loader>>,
-    /// Nobody can map it writable any more.
-    pub sealed: AtomicBool,
+    /// Of a slab: what came of sealing it, which can be done once only, whichever of its loads is over first.
+    pub sealed: OnceLock<Result<()>>,
     /// Number of live [`Hold`]s. The first is made while the copy is found through the index, under the shelf's lock, so
     /// that eviction, under the same lock, sees it; others only while there is one.
     holds: AtomicU32,
@@ -61,7 +63,7 @@ impl Block {
             device,
             piece: Arc::new(Piece { allocation: Arc::new(allocation), charge }),
             slab,
-            sealed: AtomicBool::new(false),
+            sealed: OnceLock::new(),
             holds: AtomicU32::new(0),
             loads: AtomicU32::new(0),
         })

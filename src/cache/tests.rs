@@ -5,6 +5,7 @@ use crate::device::{Allocation, Info, Memory};
 use crate::loader::{Done, Ended, Job, Loaded, Report};
 use crate::protocol::{DeviceKind, HOST_UUID};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -20,6 +21,8 @@ struct Counted {
     live: Arc<AtomicU64>,
     most: Arc<AtomicU64>,
     refuse: AtomicUsize,
+    /// By inode.
+    sealed: Mutex<HashSet<u64>>,
 }
 
 struct Piece(u64, Arc<AtomicU64>);
@@ -53,8 +56,12 @@ impl Memory for Counted {
         Ok(())
     }
 
-    fn seal_slab(&self, _allocation: &Allocation) -> Result<()> {
-        Ok(())
+    /// Once, as the kernel has it.
+    fn seal_slab(&self, allocation: &Allocation) -> Result<()> {
+        let inode = rustix::fs::fstat(allocation.descriptor()).expect("a memfd").st_ino;
+        let first = self.sealed.lock().insert(inode);
+        std::thread::sleep(Duration::from_millis(20));
+        if first { Ok(()) } else { Err(Failure::system("sealed already", rustix::io::Errno::PERM)) }
     }
 }
 
@@ -128,7 +135,13 @@ fn bench(pages: u64, manual: bool) -> Bench {
         total: 1 << 40,
         granularity: PAGE,
     };
-    let memory = Arc::new(Counted { info, live: Arc::default(), most: Arc::default(), refuse: AtomicUsize::new(0) });
+    let memory = Arc::new(Counted {
+        info,
+        live: Arc::default(),
+        most: Arc::default(),
+        refuse: AtomicUsize::new(0),
+        sealed: Mutex::default(),
+    });
     let loader = Arc::new(Puppet { manual, ..Puppet::default() });
     let setup = Setup {
         memory: memory.clone(),
@@ -530,4 +543,34 @@ fn a_file_that_a_loader_fails_among_others_is_tried_alone() {
     bench.loader.end(Err(Failure::new(Code::Loader, "it died again")));
     let failure = answer.recv_timeout(PATIENCE).expect("answered").expect_err("that was its own fault");
     assert_eq!((failure.code, bench.used()), (Code::Loader, 0));
+}
+
+/// Seen as "cannot seal host memory: Operation not permitted": two loads of one slab were over at the same time.
+#[test]
+fn a_slab_is_sealed_once_whichever_of_its_loads_is_over_first() {
+    let bench = bench(40, true);
+    let files = [bench.file("a", 500), bench.file("b", 500)];
+    let mut answers = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        answers.push(bench.ask(file, None, PATIENCE));
+        let deadline = Instant::now() + PATIENCE;
+        while bench.loader.waiting.lock().len() <= number {
+            assert!(Instant::now() < deadline, "no job came");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let jobs = std::mem::take(&mut *bench.loader.waiting.lock());
+    let slabs: Vec<_> = jobs.iter().map(|(job, _)| job.slab.as_ref().map(|slab| slab.number)).collect();
+    assert!(slabs[0].is_some() && slabs[0] == slabs[1], "both are of one slab");
+    std::thread::scope(|scope| {
+        for (job, done) in jobs {
+            scope.spawn(move || {
+                drop(job);
+                done(Ended { parts: vec![Ok(Loaded::default())], report: Report::default() });
+            });
+        }
+    });
+    for answer in answers {
+        answer.recv_timeout(PATIENCE).expect("answered").expect("loaded");
+    }
 }

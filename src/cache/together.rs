@@ -203,11 +203,6 @@ impl Shelf {
 
     /// Before anybody else sees the slab: only the loader, which has it mapped, can write to it from now on.
     fn seal_slab(&self, block: &Block) -> Result<()> {
-        if block.sealed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.memory.seal_slab(block.allocation())?;
-        block.sealed.store(true, Ordering::Release);
-        Ok(())
+        block.sealed.get_or_init(|| self.memory.seal_slab(block.allocation())).clone()
     }
 }
