@@ -23,7 +23,7 @@ const P2P_VERSION: (u32, u32) = (565, 0);
 /// Which ways are open, as far as one can see without going them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ways {
-    pub(super) library: bool,
+    pub(super) cufile: bool,
     /// cuFile is told never to go directly.
     pub(super) forced_off: bool,
     pub(super) nvidia_fs: bool,
@@ -33,7 +33,7 @@ pub(super) struct Ways {
 }
 
 pub(super) fn check(machine: &Machine, gpus: &[Gpu]) -> (Ways, Vec<Finding>) {
-    let (library, found) = cufile::library();
+    let (installed, found) = cufile::library();
     let (settings, configured) = cufile::configuration(machine, |name| std::env::var(name).ok());
     let (nvidia_fs, registered, module) = nvidia_fs(machine);
     let (by_kernel, kernel) = p2p_kernel(machine);
@@ -41,7 +41,7 @@ pub(super) fn check(machine: &Machine, gpus: &[Gpu]) -> (Ways, Vec<Finding>) {
     let multipath = multipath(machine);
     let by_multipath = machine.text(MULTIPATH_PARAMETER).as_deref() != Some("Y");
     let ways = Ways {
-        library,
+        cufile: installed,
         forced_off: settings.force_compat == Some(true),
         nvidia_fs,
         registered,

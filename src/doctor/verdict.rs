@@ -152,7 +152,7 @@ fn journal(place: &Place) -> Result<(), Against> {
 }
 
 fn library(ways: &Ways) -> Result<(), Against> {
-    if !ways.library {
+    if !ways.cufile {
         return against("libcufile cannot be loaded", "see `libcufile`");
     }
     if ways.forced_off {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     fn ready() -> Ways {
-        Ways { library: true, nvidia_fs: true, registered: Some(vec!["nvme".into()]), ..Ways::default() }
+        Ways { cufile: true, nvidia_fs: true, registered: Some(vec!["nvme".into()]), ..Ways::default() }
     }
 
     fn of(place: &Place, disks: &[Disk], ways: &Ways) -> Finding {
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn a_machine_that_is_not_ready_is_said_to_be() {
         let (xfs, disks) = (on("xfs", "rw"), [nvme(&[])]);
-        notes(of(&xfs, &disks, &Ways { library: false, ..ready() }), "libcufile");
+        notes(of(&xfs, &disks, &Ways { cufile: false, ..ready() }), "libcufile");
         notes(of(&xfs, &disks, &Ways { forced_off: true, ..ready() }), "posix way");
-        notes(of(&xfs, &disks, &Ways { library: true, ..Ways::default() }), "neither");
+        notes(of(&xfs, &disks, &Ways { cufile: true, ..Ways::default() }), "neither");
         notes(of(&xfs, &disks, &Ways { registered: Some(vec![]), ..ready() }), "nvme has not registered");
         notes(of(&on("lustre", ""), &[], &ready()), "lnet has not registered");
         notes(with_gpu(&xfs, &disks, &ready(), &[gpu(false)]), "cannot reach the memory of cuda:0");

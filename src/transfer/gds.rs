@@ -22,7 +22,7 @@ const BLOCK: u64 = 4096;
 
 /// cuFile, with its driver open, for one device.
 pub struct Gds {
-    library: Library,
+    cufile: Library,
     device: DeviceUuid,
     importer: Arc<dyn Importer>,
     /// Its counters tell which way a read went.
@@ -58,33 +58,28 @@ impl Gds {
     /// Opens cuFile's driver; `compat`: its compatibility mode will do. Fails where there is no cuFile, or where it does not
     /// work here.
     pub fn open(importer: Arc<dyn Importer>, device: DeviceUuid, compat: bool) -> Result<Gds> {
-        let library = Library::load()?;
-        match library.allow_compatibility(compat) {
+        let cufile = Library::load()?;
+        match cufile.allow_compatibility(compat) {
             Some(told) => told?,
             // What cannot be switched off would be found out by the counters, which such a version does not have either.
             None => tracing::debug!("this libcufile cannot be told whether compatibility mode will do"),
         }
-        library.open_driver()?;
-        let counts = library.start_statistics();
-        Ok(Gds { library, device, importer, counts, compat, reads: RwLock::new(()) })
+        cufile.open_driver()?;
+        let counts = cufile.start_statistics();
+        Ok(Gds { cufile, device, importer, counts, compat, reads: RwLock::new(()) })
     }
 
     /// For people: the version, and whether it tells which way it goes.
     pub fn describe(&self) -> String {
-        let version = self.library.version().unwrap_or_else(|| "of unknown version".into());
+        let version = self.cufile.version().unwrap_or_else(|| "of unknown version".into());
         let tells = if self.counts { "" } else { ", which does not tell which way it reads (from 1.15 it does)" };
         let compat = if self.compat { ", compatibility mode allowed" } else { "" };
         format!("libcufile {version}{tells}{compat}")
     }
 
-    /// Whether its counters tell which way a read went.
-    pub fn tells(&self) -> bool {
-        self.counts
-    }
-
     /// Reads of this process so far; nothing where they are not counted.
     pub fn counts(&self) -> Option<Counts> {
-        if self.counts { self.library.counts(&self.device) } else { None }
+        if self.counts { self.cufile.counts(&self.device) } else { None }
     }
 
     /// Takes a file, which must not be one of a FUSE mount.
@@ -97,7 +92,7 @@ impl Gds {
             other => other,
         };
         let descriptor = descriptor.map_err(|e| Failure::system("cannot open the file for cuFile", e))?;
-        let raw = self.library.register(descriptor.as_fd())?;
+        let raw = self.cufile.register(descriptor.as_fd())?;
         Ok(File { gds: Arc::clone(self), raw, _descriptor: descriptor })
     }
 }
@@ -160,7 +155,7 @@ impl File {
         let mut done = 0;
         while done < needed {
             let from = offset + done as u64;
-            match self.gds.library.read(self.raw, mapping, at + done as u64, from, length - done)? {
+            match self.gds.cufile.read(self.raw, mapping, at + done as u64, from, length - done)? {
                 0 => {
                     let message = format!(
                         "the file became shorter while it was loaded: it ends before byte {from}; try again when nobody writes it"
@@ -177,6 +172,6 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: registered once; whoever reads with it borrows this value.
-        unsafe { self.gds.library.deregister(self.raw) };
+        unsafe { self.gds.cufile.deregister(self.raw) };
     }
 }
