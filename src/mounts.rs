@@ -44,6 +44,16 @@ pub fn ours() -> Vec<Mount> {
     list().into_iter().filter(|mount| mount.kind == KIND).collect()
 }
 
+/// The program that mounts for ordinary users, where fuser looks for it.
+pub fn helper() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
+        return Some(PathBuf::from(path));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain([PathBuf::from("/bin"), PathBuf::from("/sbin")]);
+    places.flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]).find(|path| path.is_file())
+}
+
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;

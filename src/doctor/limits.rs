@@ -3,6 +3,7 @@
 use super::Finding;
 use super::kernel::has;
 use super::machine::Machine;
+use crate::mounts;
 use crate::size::Human;
 use rustix::process::{Resource, Rlimit, getrlimit};
 use rustix::thread::CapabilitySet;
@@ -23,7 +24,7 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
     vec![
         memlock(getrlimit(Resource::Memlock), has(CapabilitySet::IPC_LOCK)),
         descriptors(getrlimit(Resource::Nofile), machine, has(CapabilitySet::SYS_RESOURCE)),
-        helper(root, find_helper()),
+        helper(root, mounts::helper()),
         others(machine, root),
     ]
 }
@@ -65,16 +66,6 @@ fn descriptors(limit: Rlimit, machine: &Machine, may_raise: bool) -> Finding {
         "a line `USER - nofile 1048576` in /etc/security/limits.conf and a new login; LimitNOFILE=1048576 for a service of \
          systemd; --ulimit nofile=1048576 for a container"
     })
-}
-
-/// The program that mounts for ordinary users, where fuser looks for it.
-fn find_helper() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
-        return Some(PathBuf::from(path));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).chain([PathBuf::from("/bin"), PathBuf::from("/sbin")]);
-    places.flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]).find(|path| path.is_file())
 }
 
 fn helper(root: bool, found: Option<PathBuf>) -> Finding {

@@ -365,28 +365,22 @@ pub fn sparse(path: &Path, length: u64) {
     }
 }
 
-/// Compiles the test double of the CUDA driver (with more compiler `flags`) into `folder`, as the library that programs
-/// find which have `folder` as their LD_LIBRARY_PATH.
-pub fn fake_driver(folder: &Path, flags: &[&str]) {
+/// Compiles a C file of tests/ into a library; `flags` go to the compiler, behind everything else.
+pub fn compile_library(library: &Path, source: &str, flags: &[&str]) {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    run(Command::new(compiler)
-        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
-        .arg(folder.join("libcuda.so.1"))
-        .arg(tree().join("tests/fake-libcuda/fake_cuda.c"))
-        .args(flags))
-    .ok();
+    let mut command = Command::new(compiler);
+    command.args(["-shared", "-fPIC", "-O1", "-pthread", "-o"]).arg(library).arg(tree().join("tests").join(source));
+    run(command.args(flags)).ok();
 }
 
-/// The double of cuFile, beside that of the driver; `flags` go to the compiler.
+/// The test double of the CUDA driver, as programs find it which have `folder` as their LD_LIBRARY_PATH.
+pub fn fake_driver(folder: &Path, flags: &[&str]) {
+    compile_library(&folder.join("libcuda.so.1"), "fake-libcuda/fake_cuda.c", flags);
+}
+
+/// The double of cuFile, beside that of the driver.
 pub fn fake_cufile(folder: &Path, flags: &[&str]) {
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    run(Command::new(compiler)
-        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
-        .arg(folder.join("libcufile.so.0"))
-        .arg(tree().join("tests/fake-libcufile/fake_cufile.c"))
-        .args(flags)
-        .arg("-ldl"))
-    .ok();
+    compile_library(&folder.join("libcufile.so.0"), "fake-libcufile/fake_cufile.c", &[flags, &["-ldl"]].concat());
 }
 
 /// close(2) with its error, which dropping a file swallows.

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The source is a directory that a mount can front.
 pub(super) fn source(source: &Path) -> Result<()> {
@@ -105,23 +105,13 @@ pub(super) fn device() -> Result<()> {
             return Err(Failure { message, ..failure });
         }
     }
-    if !has(CapabilitySet::SYS_ADMIN) && helper().is_none() {
+    if !has(CapabilitySet::SYS_ADMIN) && mounts::helper().is_none() {
         return Err(Failure::new(
             Code::Permission,
             "mounting as an ordinary user needs fusermount3: `apt install fuse3`, or run as root",
         ));
     }
     Ok(())
-}
-
-/// The program that mounts for ordinary users.
-fn helper() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("FUSERMOUNT_PATH") {
-        return Some(PathBuf::from(path));
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).chain([PathBuf::from("/bin"), PathBuf::from("/sbin")]);
-    places.flat_map(|dir| [dir.join("fusermount3"), dir.join("fusermount")]).find(|p| p.is_file())
 }
 
 /// The mount itself was refused.

@@ -77,6 +77,8 @@ fn every_size_cold(bench: &Bench) {
             assert_eq!(loaded.bytes.iter().sum::<u64>(), size as u64);
             let told: Vec<u64> = report.routes.iter().map(|work| work.bytes).collect();
             assert_eq!(told, loaded.bytes, "what the load says and what its reads say");
+            let blocks = size as u64 / 4096 * 4096;
+            assert!(loaded.bytes[Route::Direct as usize] >= blocks, "{size} {lead}: {:?}", loaded.bytes);
         }
     }
 }
@@ -118,10 +120,7 @@ fn g08_what_is_cached_is_read_from_there_and_the_rest_stays_out() {
 /// A library that answers reads in place of the disk; see its first lines.
 fn faults(bench_folder: &Path) -> String {
     let library = bench_folder.join("faults.so");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let source = crate::harness::tree().join("tests/fault-layer/faults.c");
-    let mut command = Command::new(compiler);
-    crate::harness::run(command.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source)).ok();
+    crate::harness::compile_library(&library, "fault-layer/faults.c", &[]);
     library.to_str().expect("text").to_string()
 }
 
