@@ -1,5 +1,6 @@
 //! The thread that gives a device's loads to its loader, in the order in which they were asked for: it makes room, creates
-//! the memory, hands both over, and decides what becomes of the result. Small files that wait together go together. Never on a FUSE worker.
+//! the memory, hands both over, and decides what becomes of the result. Small files that wait together go together. Never
+//! on a FUSE worker.
 
 use super::copy::{Block, Key, Place};
 use super::placement;

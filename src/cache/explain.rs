@@ -9,6 +9,7 @@ use crate::mounts;
 use crate::protocol::{DeviceKind, State};
 use crate::source::{Domain, OpenFile};
 use crate::transfer::direct::Alignment;
+use crate::transfer::gds::route::OPENING;
 use crate::transfer::{Options, Route, Wanted, plan, residency};
 use rustix::fs::{AtFlags, StatxFlags};
 use serde::Serialize;
@@ -147,6 +148,9 @@ fn gds(shelf: &Shelf, size: u64, cached: Option<u64>) -> String {
             "perhaps: cuFile is opened with the first file for it, and believed if its counters show a direct way"
                 .into()
         }
-        (_, Some(note)) => format!("as cuFile's counters show for the file; so far: {note}"),
+        (_, Some(note)) if note.starts_with(OPENING) => {
+            format!("if cuFile's counters show a direct way for it: {note}")
+        }
+        (_, Some(note)) => format!("no, as far as is known: {note}"),
     }
 }

@@ -3,7 +3,7 @@
 //! user, and so is the same for everybody. Called by `cache`.
 
 use super::shelf::Shelf;
-use crate::metrics::{BOUNDS, Counter, TABLE};
+use crate::metrics::{BOUNDS, TABLE};
 use crate::transfer::{Fallback, Report, Route};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -45,7 +45,9 @@ fn gauges(out: &mut Text, shelves: &[Arc<Shelf>]) {
         (Family("budget_bytes", "gauge", "bytes", "bytes that copies may take"), |s| s.budget.limit()),
         (Family("used_bytes", "gauge", "bytes", "bytes of the budget in use"), |s| s.budget.used()),
         (Family("resident_files", "gauge", "", "files that are resident"), |s| s.survey(0).resident.files),
-        (Family("resident_bytes", "gauge", "bytes", "bytes of the resident files"), |s| s.survey(0).resident.content),
+        (Family("resident_bytes", "gauge", "bytes", "bytes of the budget that they take"), |s| {
+            s.survey(0).resident.bytes
+        }),
         (Family("loading_files", "gauge", "", "files that are loading"), |s| s.survey(0).loading.files),
         (Family("loading_bytes", "gauge", "bytes", "bytes of the loading files"), |s| s.survey(0).loading.content),
     ];
@@ -127,6 +129,3 @@ impl Text {
         let _ = writeln!(self.0, "warpfs_{name}{labels} {value}");
     }
 }
-
-/// The table's rows are counters one by one.
-const _: () = assert!(TABLE.len() == Counter::Lapsed as usize + 1);

@@ -45,11 +45,6 @@ macro_rules! fallbacks {
             pub fn word(self) -> &'static str {
                 match self { $(Fallback::$variant => $word),* }
             }
-
-            /// For people.
-            pub fn help(self) -> &'static str {
-                match self { $(Fallback::$variant => $help),* }
-            }
         }
     };
 }
