@@ -2,6 +2,7 @@
 //! files in device memory; they never call each other. Everything is per device: one budget, one index, one loader.
 //! Nothing here knows FUSE or CUDA: the memory and the loader are traits, so the cache is tested without either.
 
+mod ask;
 mod budget;
 mod copy;
 mod dispatch;
@@ -160,8 +161,16 @@ impl Cache {
     /// Answers at once where the file is resident and current; otherwise starts or joins its load. Never waits itself.
     pub fn materialize(&self, ask: Ask, answer: Answer) {
         match self.shelf(ask.device) {
-            Ok(shelf) => shelf.materialize(ask, answer),
+            Ok(shelf) => shelf.materialize(vec![(ask, answer)]),
             Err(failure) => answer(Err(failure)),
+        }
+    }
+
+    /// The same for many files that are to go to one device.
+    pub fn materialize_all(&self, device: DeviceUuid, asks: Vec<(Ask, Answer)>) {
+        match self.shelf(device) {
+            Ok(shelf) => shelf.materialize(asks),
+            Err(failure) => asks.into_iter().for_each(|(_, answer)| answer(Err(failure.clone()))),
         }
     }
 

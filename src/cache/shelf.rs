@@ -3,16 +3,15 @@
 
 use super::budget::Budget;
 use super::copy::{Copy, Hold, Key, next_generation};
-use super::hold::{FETCH_TIME, Sessions};
+use super::hold::Sessions;
 use super::index::{Index, Load, Slot, Sum, Waiter};
 use super::timer::Timer;
-use super::{Answer, Ask, Evicted, Outcome, Placement, SessionId, Setup, Standing};
+use super::{Evicted, Placement, SessionId, Setup, Standing};
 use crate::device::{Info, Memory};
 use crate::failure::{Failure, Result};
 use crate::loader::Loader;
 use crate::metrics::{Counter, Counters, Histogram};
 use crate::protocol::{Code, State};
-use crate::size::Human;
 use crate::source::identity::process_of;
 use crate::source::{Caller, Domain, FileId, OpenFile, Version};
 use crate::transfer::Options;
@@ -21,10 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-
-/// Loads that may wait for the dispatcher, per device: each has a descriptor open.
-const QUEUED: usize = 4096;
+use std::time::Duration;
 
 /// One device with everything that is on it.
 pub struct Shelf {
@@ -42,8 +38,8 @@ pub struct Shelf {
     pub(super) index: Mutex<Index>,
     /// Signalled when there may be something for the dispatcher.
     pub(super) work: Condvar,
-    timer: Arc<Timer>,
-    this: Weak<Shelf>,
+    pub(super) timer: Arc<Timer>,
+    pub(super) this: Weak<Shelf>,
 }
 
 impl Shelf {
@@ -68,152 +64,6 @@ impl Shelf {
 
     pub(super) fn info(&self) -> &Info {
         self.memory.info()
-    }
-
-    /// See [`super::Cache::materialize`].
-    pub(super) fn materialize(&self, ask: Ask, answer: Answer) {
-        let version = match ask.file.version().and_then(|version| self.check(&ask, version)) {
-            Ok(version) => version,
-            Err(failure) => return answer(Err(failure)),
-        };
-        if version.size == 0 {
-            return answer(Ok(Outcome::Resident(empty(&version))));
-        }
-        let key = Key { file: version.file, domain: ask.caller.domain };
-        let mut superseded = None;
-        let mut index = self.index.lock();
-        if index.stopping {
-            drop(index);
-            return answer(Err(Failure::new(Code::Stopping, "the daemon is shutting down")));
-        }
-        if let Some(Slot::Resident(copy)) = index.slot(&key) {
-            if copy.version == version {
-                // Not the copy itself: whoever evicts it next may count on its memory.
-                let (placement, hold) = (copy.placement(), hold(copy, ask.session));
-                index.policy.touch(&key);
-                drop(index);
-                self.counters.add(Counter::Hits, 1);
-                return self.reply(placement, ask.session, hold, answer);
-            }
-            self.counters.add(Counter::Superseded, 1);
-            superseded = index.take(&key);
-        }
-        let number = index.number();
-        let mut total = version.size;
-        let mut loaded = 0;
-        let wait = ask.wait;
-        let detached = wait.is_zero() || wait == Duration::MAX;
-        let (waiters, immediate) = if wait.is_zero() {
-            (Vec::new(), Some(answer))
-        } else {
-            (vec![Waiter { number, pid: ask.caller.pid, session: ask.session, answer }], None)
-        };
-        if let Some(Slot::Loading(load)) = index.slot(&key) {
-            self.counters.add(Counter::Joined, 1);
-            // Somebody changed the file since: what is on its way is not what this request asks for.
-            load.stale |= load.version != version;
-            load.detached |= detached;
-            load.waiters.extend(waiters);
-            total = load.version.size;
-            loaded = load.watch.loaded.load(Ordering::Relaxed);
-        } else if index.queue.len() >= QUEUED {
-            drop(index);
-            drop(superseded);
-            return refuse_queued(&ask.file, waiters, immediate);
-        } else {
-            self.counters.add(Counter::Misses, 1);
-            index.failures.pop(&key);
-            let load = Load {
-                number,
-                file: ask.file,
-                version,
-                asked: Instant::now(),
-                attempt: 1,
-                alone: false,
-                stale: false,
-                watch: Arc::default(),
-                detached,
-                waiters,
-            };
-            index.put(key, Slot::Loading(load));
-            index.queue.push_back((key, number));
-            self.work.notify_one();
-        }
-        drop(index);
-        // Outside the lock: this may free memory.
-        drop(superseded);
-        match immediate {
-            Some(answer) => answer(Ok(Outcome::Loading { loaded, total })),
-            None if wait == Duration::MAX => {}
-            None => {
-                let this = self.this.clone();
-                self.timer.after(wait, move || {
-                    if let Some(shelf) = this.upgrade() {
-                        shelf.expire(&key, number);
-                    }
-                });
-            }
-        }
-    }
-
-    /// What can be said without looking at the index.
-    fn check(&self, ask: &Ask, version: Version) -> Result<Version> {
-        let path = ask.file.path.display();
-        if ask.offset != 0 || (ask.length != 0 && ask.length < version.size) {
-            let message = format!("{path}: a part of a file cannot be asked for yet; ask for the whole file");
-            return Err(Failure::new(Code::Unsupported, message));
-        }
-        self.fits(&ask.file, version.size)?;
-        Ok(version)
-    }
-
-    /// Whether a file of `size` bytes can ever be resident here.
-    pub(super) fn fits(&self, file: &OpenFile, size: u64) -> Result<()> {
-        if self.info().rounded(size) <= self.budget.limit() {
-            return Ok(());
-        }
-        let (mut size_word, mut limit_word) = (Human(size).to_string(), Human(self.budget.limit()).to_string());
-        if size_word == limit_word {
-            (size_word, limit_word) = (format!("{size} bytes"), format!("{} bytes", self.budget.limit()));
-        }
-        let (path, label) = (file.path.display(), &self.info().label);
-        let message = format!(
-            "{path}: {size_word} are more than the whole budget of {label}, {limit_word}: mount with a larger --budget"
-        );
-        Err(Failure::new(Code::TooLarge, message))
-    }
-
-    /// A waiter's time is over: it hears how far the load is.
-    fn expire(&self, key: &Key, number: u64) {
-        let mut index = self.index.lock();
-        let Some(Slot::Loading(load)) = index.slot(key) else { return };
-        let Some(place) = load.waiters.iter().position(|w| w.number == number) else { return };
-        let waiter = load.waiters.swap_remove(place);
-        let outcome = Outcome::Loading { loaded: load.watch.loaded.load(Ordering::Relaxed), total: load.version.size };
-        drop(index);
-        (waiter.answer)(Ok(outcome));
-    }
-
-    /// Answers where the copy is, and lets the session hold it.
-    fn reply(&self, placement: Placement, session: Option<SessionId>, hold: Option<Hold>, answer: Answer) {
-        if let (Some(session), Some(hold)) = (session, hold) {
-            let allocation = hold.block().id;
-            match self.sessions.grant(session, hold) {
-                Err(failure) => return answer(Err(failure)),
-                Ok(None) => {}
-                Ok(Some(serial)) => {
-                    let this = self.this.clone();
-                    self.timer.after(FETCH_TIME, move || {
-                        if let Some(shelf) = this.upgrade()
-                            && shelf.sessions.lapse(session, allocation, serial)
-                        {
-                            shelf.counters.add(Counter::Lapsed, 1);
-                        }
-                    });
-                }
-            }
-        }
-        answer(Ok(Outcome::Resident(placement)));
     }
 
     /// Makes `copy` the current one and answers those who wait for it. False: the file was changed a moment ago, and the
@@ -445,17 +295,8 @@ pub(super) struct Seen {
     pub age: Option<Duration>,
 }
 
-fn hold(copy: &Arc<Copy>, session: Option<SessionId>) -> Option<Hold> {
+pub(super) fn hold(copy: &Arc<Copy>, session: Option<SessionId>) -> Option<Hold> {
     session.and(copy.place.as_ref()).map(|place| Hold::new(&place.block))
-}
-
-/// Too many files wait already.
-fn refuse_queued(file: &OpenFile, waiters: Vec<Waiter>, immediate: Option<Answer>) {
-    let path = file.path.display();
-    let message = format!("{path}: {QUEUED} files wait to be loaded already; try again when some of them have come");
-    let failure = Failure { errno: libc::EAGAIN, ..Failure::new(Code::OutOfMemory, message) };
-    let answers = waiters.into_iter().map(|waiter| waiter.answer).chain(immediate);
-    answers.for_each(|answer| answer(Err(failure.clone())));
 }
 
 /// Where an empty file is: nowhere, and that at once. It has no entry in the index; its generation follows from its

@@ -5,7 +5,7 @@
 
 use super::lines::Lines;
 use super::{Action, PATIENCE};
-use crate::cache::{Ask, Cache, Outcome};
+use crate::cache::{Answer, Ask, Cache, Outcome};
 use crate::failure::{Failure, Result};
 use crate::filesystem::beneath;
 use crate::protocol::{Code, NONE};
@@ -23,8 +23,15 @@ use std::time::{Duration, Instant};
 const UNDER_WAY_LIMIT: usize = 4000;
 /// Of the descriptors that the daemon may have, this part is for them.
 const SHARE_OF_DESCRIPTORS: usize = 8;
-/// Threads that open files: one opens some 50,000 in a second.
+/// Threads that open files, at least: one opens some 50,000 in a second, and a slow file system keeps it waiting.
 const THREADS: usize = 4;
+/// And at most, where there are processors for them.
+const MOST_THREADS: usize = 8;
+
+/// Lines that a thread takes at a time, at most.
+const AT_ONCE: usize = 32;
+/// Longer than this a thread keeps no open file to itself.
+const HASTE: Duration = Duration::from_millis(1);
 
 /// Told that the lines of a write are begun, or that its time is up.
 pub(crate) type Begun = Box<dyn FnOnce() + Send>;
@@ -61,6 +68,7 @@ struct Worker {
     cache: Arc<Cache>,
     queue: Weak<Queue>,
     limit: usize,
+    threads: usize,
 }
 
 impl Queue {
@@ -71,10 +79,11 @@ impl Queue {
             getrlimit(Resource::Nofile).current.map_or(UNDER_WAY_LIMIT, |n| n as usize / SHARE_OF_DESCRIPTORS);
         let limit = descriptors.clamp(1, UNDER_WAY_LIMIT);
         let mountpoint = mountpoint.to_path_buf();
-        let worker = Arc::new(Worker { root, mountpoint, cache, queue: Arc::downgrade(&queue), limit });
+        let threads = std::thread::available_parallelism().map_or(THREADS, usize::from).clamp(THREADS, MOST_THREADS);
+        let worker = Arc::new(Worker { root, mountpoint, cache, queue: Arc::downgrade(&queue), limit, threads });
         let failed = |e| Failure::system("cannot start a thread for control files", e);
         let named = |name: &str| std::thread::Builder::new().name(name.to_string());
-        for _ in 0..THREADS {
+        for _ in 0..threads {
             let (works, worker) = (Arc::clone(&queue), Arc::clone(&worker));
             named("control").spawn(move || works.work(&worker)).map_err(failed)?;
         }
@@ -110,17 +119,17 @@ impl Queue {
             // Giving up needs no room, and makes some.
             let may = |job: &&mut Job| !job.paths.is_empty() && (room || matches!(job.lines.action, Action::Evict));
             let job = state.jobs.iter_mut().find(may);
-            let taken = |job: &mut Job| {
-                let (number, path) = job.paths.pop_front()?;
-                Some((job.lines.clone(), Arc::clone(&job.token), number, path))
-            };
-            let Some((lines, token, number, path)) = job.and_then(taken) else {
+            let Some(job) = job else {
                 self.changed.wait(&mut state);
                 continue;
             };
-            state.under_way += 1;
+            // A part of what is there, so that the other threads find work too.
+            let some = job.paths.len().div_ceil(2 * worker.threads).min(AT_ONCE);
+            let paths: Vec<_> = job.paths.drain(..some).collect();
+            let (lines, token) = (Arc::clone(&job.lines), Arc::clone(&job.token));
+            state.under_way += paths.len();
             state.full |= state.under_way >= worker.limit;
-            parking_lot::MutexGuard::unlocked(&mut state, || worker.begin(lines, number, &path));
+            parking_lot::MutexGuard::unlocked(&mut state, || worker.begin(&lines, paths));
             drop(token);
             if state.jobs.front().is_some_and(Job::is_begun) {
                 self.changed.notify_all();
@@ -180,16 +189,27 @@ impl Job {
 }
 
 impl Worker {
-    fn begin(&self, lines: Arc<Lines>, number: usize, path: &Path) {
-        lines.begun(path);
-        match lines.action {
-            Action::Preload => self.preload(lines, number, path),
-            Action::Evict => {
-                let result = self.evict(&lines, path);
-                lines.done(number, result);
-                self.one_less();
+    /// Begins some lines of one write.
+    fn begin(&self, lines: &Arc<Lines>, paths: Vec<(usize, PathBuf)>) {
+        let mut asks = Vec::new();
+        let mut since = Instant::now();
+        for (number, path) in paths {
+            lines.begun(&path);
+            match lines.action {
+                Action::Preload => asks.extend(self.ask(lines, number, &path)),
+                Action::Evict => {
+                    let result = self.evict(lines, &path);
+                    lines.done(number, result);
+                    self.one_less();
+                }
+            }
+            // Those that are open do not wait for one that takes long.
+            if since.elapsed() >= HASTE {
+                self.cache.materialize_all(NONE, std::mem::take(&mut asks));
+                since = Instant::now();
             }
         }
+        self.cache.materialize_all(NONE, asks);
     }
 
     fn one_less(&self) {
@@ -198,15 +218,16 @@ impl Worker {
         }
     }
 
-    fn preload(&self, lines: Arc<Lines>, number: usize, path: &Path) {
-        let file = match self.open(&lines, path) {
+    /// What is asked of the cache for a line. Nothing: the file could not be opened, which the line says.
+    fn ask(&self, lines: &Arc<Lines>, number: usize, path: &Path) -> Option<(Ask, Answer)> {
+        let file = match self.open(lines, path) {
             Ok(file) => file,
             Err(failure) => {
                 lines.done(number, Err(failure));
-                return self.one_less();
+                self.one_less();
+                return None;
             }
         };
-        let (queue, limit) = (self.queue.clone(), self.limit);
         let ask = Ask {
             file,
             device: NONE,
@@ -217,19 +238,18 @@ impl Worker {
             // Nobody waits for the answer: it only says when the load is no longer under way.
             wait: Duration::MAX,
         };
-        self.cache.materialize(
-            ask,
-            Box::new(move |answer| {
-                match answer {
-                    Ok(Outcome::Resident(_)) => lines.done(number, Ok(())),
-                    Ok(Outcome::Loading { .. }) => {}
-                    Err(failure) => lines.done(number, Err(failure)),
-                }
-                if let Some(queue) = queue.upgrade() {
-                    queue.one_less(limit);
-                }
-            }),
-        );
+        let (queue, limit, lines) = (self.queue.clone(), self.limit, Arc::clone(lines));
+        let answer = move |answer| {
+            match answer {
+                Ok(Outcome::Resident(_)) => lines.done(number, Ok(())),
+                Ok(Outcome::Loading { .. }) => {}
+                Err(failure) => lines.done(number, Err(failure)),
+            }
+            if let Some(queue) = queue.upgrade() {
+                queue.one_less(limit);
+            }
+        };
+        Some((ask, Box::new(answer)))
     }
 
     fn evict(&self, lines: &Lines, path: &Path) -> Result<()> {
