@@ -93,8 +93,9 @@ fn load(engine: &Engine, memory: &dyn device::Memory, file: &File, size: u64) ->
     let allocation = memory.allocate(memory.info().rounded(size)).expect("room");
     let duplicate = |fd: std::os::fd::BorrowedFd<'_>| -> OwnedFd { fd.try_clone_to_owned().expect("a descriptor") };
     let part = Part { file: duplicate(file.as_fd()), offset: 0, length: size, place: 0 };
+    let descriptor = duplicate(allocation.descriptor());
     let request = Request {
-        allocation: duplicate(allocation.descriptor()),
+        allocation: Box::new(move || Ok(descriptor)),
         allocation_size: allocation.size(),
         slab: None,
         parts: vec![part],

@@ -3,23 +3,24 @@
 //! death fails its loads and nothing else; the next load starts a new one. The cache knows only the trait here.
 
 pub mod child;
+mod destination;
 mod minder;
 mod packet;
 pub mod parent;
 mod process;
 
-use crate::device::Allocation;
 use crate::failure::Failure;
 use crate::source::OpenFile;
 pub use crate::transfer::{Ended, Loaded, Report};
+pub use destination::{Destination, Promise};
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Files to be brought into one allocation.
 pub struct Job {
-    pub allocation: Arc<Allocation>,
-    /// Where more will be put into the same memory: what stays as it is between jobs. Without it the allocation belongs to
+    pub memory: Destination,
+    /// Where more will be put into the same memory: what stays as it is between jobs. Without it the memory belongs to
     /// this job's parts, and what they leave of it is zeroed.
     pub slab: Option<Slab>,
     /// One of any length, or up to [`crate::protocol::LOAD_PARTS`] short ones in the order of their places.

@@ -394,7 +394,8 @@ impl DeviceKind {
 pub mod loader_kind {
     /// loader to daemon, once: ready for work.
     pub const READY: u32 = 1;
-    /// daemon to loader: [`super::LoadJob`] and its parts, with the descriptors of the allocation and of each part's file.
+    /// daemon to loader: [`super::LoadJob`] and its parts, with the descriptors of the allocation (or a socket, over which
+    /// that comes as MEMORY) and of each part's file.
     pub const LOAD: u32 = 2;
     /// daemon to loader: [`super::LoadId`]; the load ends with DONE soon.
     pub const CANCEL: u32 = 3;
@@ -411,6 +412,9 @@ pub mod loader_kind {
     pub const FORGOTTEN: u32 = 8;
     /// loader to daemon: [`super::Note`] and text, what it has found out about cuFile.
     pub const NOTE: u32 = 9;
+    /// daemon to loader, over the socket that came with a LOAD: the allocation's descriptor. If the socket closes without
+    /// it, there is no memory.
+    pub const MEMORY: u32 = 10;
 }
 
 /// Parts of a load at most: each has a descriptor in the message, of which the system takes 253.
@@ -430,7 +434,8 @@ wire! {
         /// what they leave of it becomes zeros.
         pub slab: u64,
         pub parts: u32,
-        pub reserved: u32,
+        /// 1: the memory is still being made.
+        pub coming: u32,
     }
 
     /// Copy `length` bytes from `offset` of a file to `place` in the allocation.

@@ -5,7 +5,7 @@ use super::{ROUNDS, Row, Sample};
 use crate::device::{Access, Allocation, Importer, Memory};
 use crate::failure::{Failure, Result};
 use crate::loader::parent::{ChildLoader, Settings};
-use crate::loader::{Ended, Job, Loader, Part, Slab};
+use crate::loader::{Destination, Ended, Job, Loader, Part, Slab};
 use crate::protocol::{Code, LOAD_PARTS};
 use crate::source::OpenFile;
 use std::sync::{Arc, mpsc};
@@ -42,7 +42,7 @@ impl<'a> Loads<'a> {
             begun = Instant::now();
         }
         let part = Part { file: file.clone(), offset: 0, length: size, place: 0, watch: Arc::default() };
-        let ended = self.submit(Job { allocation: Arc::clone(&allocation), slab: None, parts: vec![part] })?;
+        let ended = self.submit(Job { memory: Destination::of(&allocation), slab: None, parts: vec![part] })?;
         let seconds = begun.elapsed().as_secs_f64();
         ended.parts.into_iter().collect::<Result<Vec<_>>>()?;
         if check {
@@ -147,7 +147,7 @@ impl<'a> Loads<'a> {
                 };
                 let parts = files.iter().enumerate().map(part).collect();
                 let (tell, told) = mpsc::channel();
-                let job = Job { allocation: Arc::clone(&allocation), slab: Some(slab.clone()), parts };
+                let job = Job { memory: Destination::of(&allocation), slab: Some(slab.clone()), parts };
                 self.loader.submit(job, Box::new(move |ended| drop(tell.send(ended))));
                 waiting.push((slab.number, allocation, files, told));
             }

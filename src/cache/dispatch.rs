@@ -2,15 +2,18 @@
 //! the memory, hands both over, and decides what becomes of the result. Small files that wait together go together. Never
 //! on a FUSE worker.
 
+use super::budget::Charge;
 use super::copy::{Block, Key, Place};
 use super::placement;
 use super::shelf::{Shelf, copy_of};
 use super::slab::Slabs;
+use crate::device::Allocation;
 use crate::failure::{Failure, Result};
-use crate::loader::{Ended, Job, Loaded, Part, Watch};
+use crate::loader::{Destination, Ended, Job, Loaded, Part, Watch};
 use crate::metrics::Counter;
 use crate::protocol::Code;
 use crate::source::OpenFile;
+use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,12 +21,38 @@ use std::sync::atomic::Ordering;
 /// Loads that the loader may have at once. Each costs two descriptors; more would not fill the bus better.
 const IN_FLIGHT: usize = 64;
 
+/// From so many bytes on a file is read while its memory is made, which takes some milliseconds for gigabytes.
+const EARLY: u64 = 64 << 20;
+
 /// How often a file is loaded again because it changed meanwhile.
 pub(super) const ATTEMPTS: u32 = 3;
 
 pub(super) fn start(shelf: &Arc<Shelf>) -> std::io::Result<std::thread::JoinHandle<()>> {
     let shelf = Arc::clone(shelf);
     std::thread::Builder::new().name(format!("loads-{}", shelf.number)).spawn(move || shelf.dispatch())
+}
+
+/// A file that gets memory of its own.
+#[derive(Clone)]
+struct Whole {
+    key: Key,
+    number: u64,
+    file: OpenFile,
+    /// Bytes before the content.
+    lead: u64,
+    length: u64,
+    watch: Arc<Watch>,
+}
+
+impl Whole {
+    fn bytes(&self) -> u64 {
+        self.lead + self.length
+    }
+
+    fn place(&self, device: usize, allocation: Allocation, charge: Charge) -> Place {
+        let block = Block::new(device, allocation, charge);
+        Place { offset: self.lead, bytes: block.bytes(), block }
+    }
 }
 
 /// One load that the loader has; counted until this is dropped, also by a panic in what follows the load.
@@ -90,7 +119,7 @@ impl Shelf {
         };
         let mut index = self.index.lock();
         let Some(load) = index.revise(&key, number, version) else { return };
-        let watch = Arc::clone(&load.watch);
+        let (watch, alone) = (Arc::clone(&load.watch), load.alone);
         let emptied = (version.size == 0).then(|| copy_of(key, load, None));
         drop(index);
         if let Some(copy) = emptied {
@@ -100,37 +129,65 @@ impl Shelf {
             return;
         }
         let lead = placement::lead(&file, version.size);
-        let wanted = || !watch.cancelled.load(Ordering::Acquire);
-        match self.make_room(&file, lead + version.size, &wanted) {
+        let whole = Whole { key, number, file, lead, length: version.size, watch };
+        if whole.bytes() >= EARLY && !alone && self.begin_early(&whole) {
+            return;
+        }
+        let wanted = || !whole.watch.cancelled.load(Ordering::Acquire);
+        match self.make_room(&whole.file, whole.bytes(), &wanted) {
             Err(failure) => self.fail(&key, number, failure),
             Ok((allocation, charge)) => {
-                let block = Block::new(self.number, allocation, charge);
-                let place = Place { offset: lead, bytes: block.bytes(), block };
-                self.hand_over(key, number, file, version.size, place, watch);
+                let place = whole.place(self.number, allocation, charge);
+                let memory = Destination::of(place.block.allocation());
+                self.hand_over(whole, memory, Arc::new(Mutex::new(Some(place))));
             }
         }
     }
 
-    fn hand_over(
-        self: &Arc<Self>,
-        key: Key,
-        number: u64,
-        file: OpenFile,
-        length: u64,
-        place: Place,
-        watch: Arc<Watch>,
-    ) {
+    /// Has the loader read the file while its memory is made, if there is room for it. If there is none after all, the load
+    /// is begun again, and room is made. False: nothing was begun.
+    fn begin_early(self: &Arc<Self>, whole: &Whole) -> bool {
+        let Some(charge) = self.budget.reserve(self.info().rounded(whole.bytes())) else { return false };
+        let Ok((memory, promise)) = Destination::promised(charge.bytes()) else { return false };
+        let place = Arc::new(Mutex::new(None));
+        self.hand_over(whole.clone(), memory, Arc::clone(&place));
+        if let Ok(allocation) = self.create(charge.bytes()) {
+            let made = whole.place(self.number, allocation, charge);
+            let allocation = Arc::clone(made.block.allocation());
+            *place.lock() = Some(made);
+            promise.keep(allocation);
+        }
+        true
+    }
+
+    /// Has the loader bring a file to `memory`; where that is stands in `place` when it is there.
+    fn hand_over(self: &Arc<Self>, whole: Whole, memory: Destination, place: Arc<Mutex<Option<Place>>>) {
         let flight = Flight::begin(self);
-        let part = Part { file: file.clone(), offset: 0, length, place: place.offset, watch };
-        let job = Job { allocation: Arc::clone(place.block.allocation()), slab: None, parts: vec![part] };
+        let Whole { key, number, file, lead, length, watch } = whole;
+        let part = Part { file: file.clone(), offset: 0, length, place: lead, watch };
+        let job = Job { memory, slab: None, parts: vec![part] };
         let done = move |ended: Ended| {
             let shelf = &flight.0;
             shelf.routes.add(&ended.report);
             let result = ended.parts.into_iter().next().expect("a result for each part");
+            let Some(place) = place.lock().take() else { return shelf.once_more(&key, number, result) };
             let result = result.and_then(|l| shelf.memory.seal(place.block.allocation()).map(|()| l));
             shelf.ended(key, number, &file, place, result);
         };
         self.loader.submit(job, Box::new(done));
+    }
+
+    /// A load ended before its memory was there: once more, now with room made first.
+    fn once_more(&self, key: &Key, number: u64, result: Result<Loaded>) {
+        let mut index = self.index.lock();
+        if index.stopping {
+            drop(index);
+            let failure = result.err().unwrap_or_else(|| Failure::new(Code::Stopping, "the daemon is shutting down"));
+            return self.fail(key, number, failure);
+        }
+        index.again_alone(*key, number);
+        drop(index);
+        self.work.notify_one();
     }
 
     /// A file came back from the loader.

@@ -89,7 +89,8 @@ pub(super) struct Load {
     /// The version that is being loaded.
     pub version: Version,
     pub attempt: u32,
-    /// It shall share no memory: a load with others failed for a reason that may be its own.
+    /// It shall share no memory, and be begun when that is there: it failed with others, for a reason that may be its own, or
+    /// there was no memory.
     pub alone: bool,
     /// The file was changed through the mount since the load began.
     pub stale: bool,

@@ -80,7 +80,7 @@ impl Shelf {
     }
 
     /// Creates the memory, unless the system says that there is none: not every device refuses by itself.
-    fn create(&self, needed: u64) -> Result<Allocation> {
+    pub(super) fn create(&self, needed: u64) -> Result<Allocation> {
         match self.memory.free() {
             Some(free) if free < needed => {
                 let message = format!("only {} are free", Human(free));

@@ -574,3 +574,17 @@ fn a_slab_is_sealed_once_whichever_of_its_loads_is_over_first() {
         answer.recv_timeout(PATIENCE).expect("answered").expect("loaded");
     }
 }
+
+#[test]
+fn a_large_file_is_begun_before_its_memory_and_again_where_there_was_none() {
+    let bench = bench(1 << 16, false);
+    let path = bench.folder.path().join("large");
+    File::create(&path).expect("created").set_len(65 << 20).expect("long");
+    let file = OpenFile::new(OwnedFd::from(File::open(&path).expect("opened")), path).expect("regular");
+    bench.memory.refuse.store(1, Ordering::SeqCst);
+    bench.get(&file, None).expect("room is made");
+    assert_eq!(bench.loader.jobs.load(Ordering::SeqCst), 2, "begun, and begun again");
+    assert_eq!(bench.used(), bench.memory.live.load(Ordering::SeqCst));
+    assert_eq!(bench.evict(&file).freed, 65 << 20);
+    assert_eq!((bench.used(), bench.memory.live.load(Ordering::SeqCst)), (0, 0));
+}

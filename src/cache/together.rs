@@ -8,7 +8,7 @@ use super::placement;
 use super::shelf::{Shelf, copy_of};
 use super::slab::{Slabs, padded};
 use crate::failure::Result;
-use crate::loader::{Ended, Job, Loaded, Part, Slab, Watch};
+use crate::loader::{Destination, Ended, Job, Loaded, Part, Slab, Watch};
 use crate::source::OpenFile;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -155,7 +155,7 @@ impl Shelf {
         };
         let keeper = Arc::clone(&block.piece);
         let job = Job {
-            allocation: Arc::clone(block.allocation()),
+            memory: Destination::of(block.allocation()),
             slab: Some(Slab { number: block.id, keeper }),
             parts: placed.iter().map(part).collect(),
         };

@@ -2,6 +2,7 @@
 //! inherited. It must outlive neither the daemon nor a context that is lost, and never touch a file but through the
 //! descriptors it is given. Run by the hidden subcommand `loader`.
 
+use super::destination;
 use super::packet::{self, Packet};
 use crate::device;
 use crate::failure::{Failure, Result};
@@ -16,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The device is lost to the process: a new one may have it again.
 pub const EXIT_LOST: i32 = 3;
@@ -127,7 +128,7 @@ fn live(arguments: &Arguments) -> i32 {
             if packet::send(socket.as_fd(), loader_kind::READY, &ready, "", true).is_err() {
                 return EXIT_FAILED;
             }
-            Child { socket, engine, loads: Arc::default() }.serve()
+            Child { socket, engine, loads: Arc::default(), told: Instant::now() }.serve()
         }
         Err(failure) => {
             let reply = ErrorReply { code: failure.code as u32, errno: failure.errno };
@@ -200,6 +201,8 @@ struct Child {
     engine: Engine,
     /// What is queued or under way, by the daemon's number.
     loads: Arc<Mutex<HashMap<u64, Running>>>,
+    /// When the progress of all that was looked at: not for each packet, for there may be thousands.
+    told: Instant,
 }
 
 impl Child {
@@ -214,7 +217,10 @@ impl Child {
                 eprintln!("warpfs loader: cannot wait: {e}");
                 return EXIT_FAILED;
             }
-            self.tell();
+            if self.told.elapsed() >= TICK {
+                self.tell();
+                self.told = Instant::now();
+            }
             match packet::receive(self.socket.as_fd(), false) {
                 Ok(Some(packet)) => self.handle(packet),
                 Ok(None) => return self.leave(),
@@ -287,8 +293,9 @@ impl Child {
             return;
         };
         let part = |(p, file): (LoadPart, OwnedFd)| Part { file, offset: p.offset, length: p.length, place: p.place };
+        let coming = job.coming != 0;
         let request = Request {
-            allocation,
+            allocation: Box::new(move || if coming { destination::wait_for(&allocation) } else { Ok(allocation) }),
             allocation_size: job.allocation_size,
             slab: (job.slab != 0).then_some(job.slab),
             parts: wanted.into_iter().zip(descriptors).map(part).collect(),

@@ -92,6 +92,8 @@ pub(super) struct Minder {
     stillborn: u32,
     /// A child died that used cuFile: the next ones do not.
     distrusts_cufile: bool,
+    /// When it was last looked who has cancelled what: not for each packet, for there may be thousands of files.
+    looked: Instant,
 }
 
 impl Minder {
@@ -113,6 +115,7 @@ impl Minder {
             window,
             stillborn: 0,
             distrusts_cufile: false,
+            looked: Instant::now(),
         }
     }
 
@@ -125,7 +128,10 @@ impl Minder {
                 return self.close();
             }
             self.listen();
-            self.cancel();
+            if self.looked.elapsed() >= TICK {
+                self.cancel();
+                self.looked = Instant::now();
+            }
             self.forget();
             self.check_silence();
             self.inherit();
@@ -408,7 +414,8 @@ impl Minder {
                 end(flight, ended);
                 continue;
             }
-            match child.process.send(loader_kind::LOAD, &message(&flight.job, self.next), &beside(&flight.job)) {
+            let (words, descriptors) = message(&flight.job, self.next);
+            match child.process.send(loader_kind::LOAD, &words, &descriptors) {
                 Ok(()) => {}
                 // Full, or too many descriptors on their way: a tick later there is room. Dead: that is noticed at once.
                 Err(
@@ -516,25 +523,21 @@ fn end_elsewhere(flight: Flight, ended: Ended) {
     }
 }
 
-/// The words of a job, whose first part has the number `first`.
-fn message(job: &Job, first: u64) -> Vec<u8> {
+/// The words of a job, whose first part has the number `first`, and the descriptors that go with them.
+fn message(job: &Job, first: u64) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
+    let (memory, coming) = job.memory.descriptor();
     let head = LoadJob {
-        allocation_size: job.allocation.size(),
+        allocation_size: job.memory.size(),
         slab: job.slab.as_ref().map_or(0, |slab| slab.number),
         parts: job.parts.len() as u32,
-        reserved: 0,
+        coming: coming.into(),
     };
     let mut message = head.encode();
     for (id, part) in (first..).zip(&job.parts) {
         let (offset, length, place) = (part.offset, part.length, part.place);
         message.extend(LoadPart { id, offset, length, place }.encode());
     }
-    message
-}
-
-/// What goes with them.
-fn beside(job: &Job) -> Vec<BorrowedFd<'_>> {
-    std::iter::once(job.allocation.descriptor()).chain(job.parts.iter().map(|part| part.file.as_fd())).collect()
+    (message, std::iter::once(memory).chain(job.parts.iter().map(|part| part.file.as_fd())).collect())
 }
 
 /// What the child says of a load's end, with the number of its first part.

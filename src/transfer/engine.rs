@@ -5,7 +5,7 @@
 use super::Options;
 use super::gds::route::Straight;
 use super::input::Input;
-use super::load::{Done, Hold, Load};
+use super::load::{Awaited, Done, Hold, Load};
 use super::plan::{Plan, Span, Work};
 use super::residency;
 use super::ring::{Job, Ring};
@@ -22,7 +22,8 @@ use std::thread::JoinHandle;
 /// Bytes of files to places in an allocation. In memory of its own the rest of the allocation becomes zeros; a slab is
 /// zeros when it is new.
 pub struct Request {
-    pub allocation: OwnedFd,
+    /// Tells the allocation, once, when it is to be mapped: until it is there, the first of the files is read.
+    pub allocation: Awaited,
     /// Bytes of the allocation.
     pub allocation_size: u64,
     /// The slab's number, if more will be put into the same memory: it stays mapped until it is forgotten.
@@ -42,6 +43,9 @@ pub struct Part {
     pub place: u64,
 }
 
+/// A slab's mapping, once it is made.
+type Kept = Mutex<Option<Arc<dyn Mapping>>>;
+
 struct Shared {
     importer: Arc<dyn Importer>,
     slot_size: usize,
@@ -49,8 +53,8 @@ struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
     lost: AtomicBool,
-    /// What stays mapped between loads, by number.
-    slabs: Mutex<HashMap<u64, Arc<dyn Mapping>>>,
+    /// What stays mapped between loads, by number. A lock for each: while one is mapped, readers of others go on.
+    slabs: Mutex<HashMap<u64, Arc<Kept>>>,
 }
 
 #[derive(Default)]
@@ -242,7 +246,11 @@ impl Shared {
 
     fn mapped(&self, load: &Load, hold: &Hold) -> Result<Arc<dyn Mapping>> {
         let size = hold.allocation_size;
-        let map = || self.importer.map(hold.allocation.as_fd(), size, Access::ReadWrite);
+        let map = || {
+            let allocation = hold.allocation.lock().take();
+            let gone = || Failure::new(Code::Device, "the memory could not be mapped before");
+            self.importer.map(allocation.ok_or_else(gone)?()?.as_fd(), size, Access::ReadWrite)
+        };
         let Some(slab) = hold.slab else {
             let mapping = map()?;
             let (begin, end) = load.extent();
@@ -250,14 +258,14 @@ impl Shared {
             self.importer.zero(&*mapping, end, size - end)?;
             return Ok(mapping.into());
         };
-        let mut slabs = self.slabs.lock();
-        if let Some(mapping) = slabs.get(&slab) {
+        let place = Arc::clone(self.slabs.lock().entry(slab).or_default());
+        let mut place = place.lock();
+        if let Some(mapping) = &*place {
             return Ok(Arc::clone(mapping));
         }
-        let mapping = map()?;
+        let mapping: Arc<dyn Mapping> = map()?.into();
         self.importer.clear(&*mapping)?;
-        let mapping: Arc<dyn Mapping> = mapping.into();
-        slabs.insert(slab, Arc::clone(&mapping));
+        *place = Some(Arc::clone(&mapping));
         Ok(mapping)
     }
 }
@@ -340,8 +348,12 @@ mod tests {
         file.set_len(32 * 4096).expect("long enough");
         let allocation = file.try_clone().expect("a descriptor");
         let part = Part { file: file.into(), offset: 0, length: 32 * 4096, place: 0 };
-        let request =
-            Request { allocation: allocation.into(), allocation_size: 32 * 4096, slab: None, parts: vec![part] };
+        let request = Request {
+            allocation: Box::new(|| Ok(allocation.into())),
+            allocation_size: 32 * 4096,
+            slab: None,
+            parts: vec![part],
+        };
         let (send, receive) = mpsc::channel();
         engine.submit(request, Box::new(move |ended| send.send(ended).expect("heard"))).expect("queued");
         let ended = receive.recv_timeout(Duration::from_secs(30)).expect("in time");

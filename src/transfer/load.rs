@@ -25,11 +25,15 @@ pub struct Ended {
 /// Says how a load went, once, when nothing of it is mapped or under way.
 pub type Done = Box<dyn FnOnce(Ended) + Send>;
 
+/// Tells the descriptor of an allocation, and may wait for it.
+pub type Awaited = Box<dyn FnOnce() -> Result<OwnedFd> + Send>;
+
 /// What a load has open. Gone when `done` runs: the daemon may count on the memory then.
 pub(super) struct Hold {
     /// By part.
     pub(super) inputs: Vec<Input>,
-    pub(super) allocation: OwnedFd,
+    /// Until it is mapped.
+    pub(super) allocation: Mutex<Option<Awaited>>,
     /// Bytes.
     pub(super) allocation_size: u64,
     pub(super) slab: Option<u64>,
@@ -39,7 +43,8 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn new(inputs: Vec<Input>, allocation: OwnedFd, allocation_size: u64, slab: Option<u64>) -> Hold {
+    pub(super) fn new(inputs: Vec<Input>, allocation: Awaited, allocation_size: u64, slab: Option<u64>) -> Hold {
+        let allocation = Mutex::new(Some(allocation));
         Hold { inputs, allocation, allocation_size, slab, mapping: OnceLock::new() }
     }
 }

@@ -2,6 +2,8 @@
 //! costs the loads that it touches and nothing else. CUDA is a test double here; a test that needs it runs again in a
 //! process of its own, whose library path leads to the double.
 
+#[path = "loader/destination.rs"]
+mod destination;
 #[path = "loader/direct.rs"]
 mod direct;
 #[path = "loader/gds.rs"]
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 use warpfs::device::{self, Access, Allocation, Memory};
 use warpfs::failure::{Failure, Result};
 use warpfs::loader::parent::{ChildLoader, Settings};
-use warpfs::loader::{Job, Loaded, Loader, Part, Watch};
+use warpfs::loader::{Destination, Job, Loaded, Loader, Part, Watch};
 use warpfs::protocol::Code;
 use warpfs::source::OpenFile;
 
@@ -129,7 +131,7 @@ impl Bench {
         let watch = Arc::new(Watch::default());
         let (answer, answered) = channel();
         let part = Part { file: file.clone(), offset, length, place: lead, watch: Arc::clone(&watch) };
-        let job = Job { allocation: Arc::clone(&allocation), slab: None, parts: vec![part] };
+        let job = Job { memory: Destination::of(&allocation), slab: None, parts: vec![part] };
         self.loader.submit(job, Box::new(move |mut ended| drop(answer.send(ended.parts.remove(0)))));
         Pending { allocation, watch, answer: answered }
     }

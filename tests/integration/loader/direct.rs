@@ -32,7 +32,7 @@ impl Bench {
         let allocation = Arc::new(self.memory.allocate(size).expect("room"));
         let (answer, answered) = channel();
         let part = Part { file: file.clone(), offset: 0, length, place: lead, watch: Arc::default() };
-        let job = Job { allocation: Arc::clone(&allocation), slab: None, parts: vec![part] };
+        let job = Job { memory: Destination::of(&allocation), slab: None, parts: vec![part] };
         self.loader.submit(job, Box::new(move |ended| drop(answer.send(ended))));
         let mut ended = answered.recv_timeout(DEADLINE).expect("an answer in time");
         (allocation, ended.parts.remove(0), ended.report)

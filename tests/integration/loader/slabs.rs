@@ -36,7 +36,7 @@ impl Shared<'_> {
 
     fn submit(&self, parts: Vec<Part>) -> Receiver<Ended> {
         let (answer, answered) = channel();
-        let job = Job { allocation: Arc::clone(&self.allocation), slab: Some(self.slab.clone()), parts };
+        let job = Job { memory: Destination::of(&self.allocation), slab: Some(self.slab.clone()), parts };
         self.bench.loader.submit(job, Box::new(move |ended| drop(answer.send(ended))));
         answered
     }
