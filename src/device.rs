@@ -155,6 +155,8 @@ pub unsafe trait Mapping: Send + Sync {
     fn size(&self) -> u64;
     /// Where the processor can store into it: the host address of its first byte.
     fn host(&self) -> Option<*mut u8>;
+    /// A thread is about to store to all of these bytes through `host()`: a hint.
+    fn about_to_fill(&self, _offset: u64, _length: u64) {}
 }
 
 /// One thread's way into device memory: pinned slots that are filled from a file and copied asynchronously.

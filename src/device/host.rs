@@ -10,6 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// The owner's side.
 pub struct HostMemory {
@@ -163,6 +164,23 @@ unsafe impl Mapping for HostMapping {
 
     fn host(&self) -> Option<*mut u8> {
         (self.access == Access::ReadWrite).then_some(self.address.cast())
+    }
+
+    /// Has the system make all the pages at once, which costs less than a fault for each: on two cores 2.5 GB/s instead of
+    /// 2.2. Many threads that do so hinder each other: twelve had 4.4 GB/s instead of 5.
+    fn about_to_fill(&self, offset: u64, length: u64) {
+        static FEW_CORES: LazyLock<bool> =
+            LazyLock::new(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() <= 4));
+        if !*FEW_CORES || super::check_range(self, offset, length).is_err() {
+            return;
+        }
+        let begin = offset - offset % rustix::param::page_size() as u64;
+        // SAFETY: the range lies in the mapping. Where the system does not know the advice, or has no memory left, pages come,
+        // or do not, when they are stored to.
+        let _ = unsafe {
+            let first = self.address.cast::<u8>().add(begin as usize).cast();
+            rustix::mm::madvise(first, (offset + length - begin) as usize, rustix::mm::Advice::LinuxPopulateWrite)
+        };
     }
 }
 

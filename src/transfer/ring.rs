@@ -211,6 +211,7 @@ impl Ring {
             job.mapping()?.host().ok_or_else(|| Failure::new(Code::Device, "the device has no lane and no address"))?;
         let end = work.device() + work.length() as u64;
         assert!(end <= job.mapping()?.size(), "work lies in the allocation");
+        job.mapping()?.about_to_fill(work.device(), work.length() as u64);
         // SAFETY: the work lies in the mapping, which the caller keeps borrowed until the ring is drained. Nobody else is
         // given this part of it.
         Ok(unsafe { Target::new(start.add(work.device() as usize), work.length()) })
