@@ -7,7 +7,7 @@ use crate::device::Allocation;
 use crate::failure::Result;
 use crate::loader::Loader;
 use crate::source::{Domain, FileId, Version};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -160,7 +160,7 @@ pub struct Copy {
     /// Nowhere, for an empty file.
     pub place: Option<Place>,
     /// For people.
-    pub path: PathBuf,
+    pub path: Arc<Path>,
     pub published: Instant,
 }
 

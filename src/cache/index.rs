@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::loader::Watch;
 use crate::protocol::LOAD_PARTS;
 use crate::source::{Domain, FileId, OpenFile, Version};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +24,10 @@ const LOOKED_AT: usize = 2048;
 
 /// Bytes of small files that go to the loader together at most: enough for a few slots of its ring.
 const TOGETHER: u64 = 16 << 20;
+
+/// Much is looked up here under one lock, so it is hashed quickly.
+type HashMap<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+type HashSet<K> = std::collections::HashSet<K, foldhash::fast::RandomState>;
 
 pub(super) struct Index {
     pub(super) files: HashMap<FileId, Vec<(Domain, Slot)>>,
@@ -51,8 +55,8 @@ impl Load {
 impl Default for Index {
     fn default() -> Index {
         Index {
-            files: HashMap::new(),
-            slabs: HashMap::new(),
+            files: HashMap::default(),
+            slabs: HashMap::default(),
             policy: Box::new(Lru::default()),
             queue: VecDeque::new(),
             in_flight: 0,
@@ -132,20 +136,47 @@ impl Index {
     }
 
     pub(super) fn put(&mut self, key: Key, slot: Slot) {
-        if let Slot::Resident(copy) = &slot {
-            self.policy.admit(key, copy.bytes());
-            self.resident.files += 1;
-            self.resident.bytes += copy.bytes();
-            self.resident.content += copy.version.size;
-            if let Some(slab) = copy.slab() {
-                self.slabs.entry(slab).or_default().insert(key);
+        match &slot {
+            Slot::Resident(copy) => self.count(copy),
+            Slot::Loading(load) => {
+                self.loading.files += 1;
+                self.loading.content += load.version.size;
             }
         }
-        if let Slot::Loading(load) = &slot {
-            self.loading.files += 1;
-            self.loading.content += load.version.size;
-        }
         self.files.entry(key.file).or_default().push((key.domain, slot));
+    }
+
+    /// Of a copy that becomes resident.
+    fn count(&mut self, copy: &Copy) {
+        self.policy.admit(copy.key, copy.bytes());
+        self.resident.files += 1;
+        self.resident.bytes += copy.bytes();
+        self.resident.content += copy.version.size;
+        if let Some(slab) = copy.slab() {
+            self.slabs.entry(slab).or_default().insert(copy.key);
+        }
+    }
+
+    /// Puts a copy into the place of its load, which is returned; one that lies nowhere just ends it. Nothing: nobody wants
+    /// it any more.
+    pub(super) fn publish(&mut self, copy: &Arc<Copy>, number: u64) -> Option<Load> {
+        let slot = self.slot(&copy.key).filter(|slot| matches!(slot, Slot::Loading(load) if load.number == number))?;
+        let before = match &copy.place {
+            None => self.take(&copy.key),
+            Some(_) => {
+                let before = std::mem::replace(slot, Slot::Resident(Arc::clone(copy)));
+                self.count(copy);
+                if let Slot::Loading(load) = &before {
+                    self.loading.files -= 1;
+                    self.loading.content -= load.version.size;
+                }
+                Some(before)
+            }
+        };
+        match before {
+            Some(Slot::Loading(load)) => Some(load),
+            _ => unreachable!("looked at just now"),
+        }
     }
 
     pub(super) fn take(&mut self, key: &Key) -> Option<Slot> {

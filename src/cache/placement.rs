@@ -41,7 +41,7 @@ mod tests {
         let mut file = tempfile::tempfile().expect("a file");
         file.write_all(content).expect("written");
         let size = content.len() as u64;
-        lead(&OpenFile::new(std::os::fd::OwnedFd::from(file), "f".into()).expect("a regular file"), size)
+        lead(&OpenFile::new(std::os::fd::OwnedFd::from(file), std::path::Path::new("f")).expect("a regular file"), size)
     }
 
     #[test]

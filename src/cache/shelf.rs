@@ -81,18 +81,12 @@ impl Shelf {
 
     /// Puts `copy` into the place of its load. Nothing: nobody wants it any more.
     pub(super) fn replace(&self, index: &mut Index, copy: Copy, number: u64) -> Option<Published> {
-        let key = copy.key;
-        index.load(&key, number)?;
-        let Some(Slot::Loading(load)) = index.take(&key) else { unreachable!("found just now") };
         let copy = Arc::new(copy);
+        let load = index.publish(&copy, number)?;
         // Held before the lock goes, so that no eviction comes between.
         let answers = load.waiters.into_iter().map(|w| (hold(&copy, w.session), w)).collect();
-        let placement = copy.placement();
-        // From here on the index alone has it, so that its memory goes when it leaves the index.
-        if copy.place.is_some() {
-            index.put(key, Slot::Resident(copy));
-        }
-        Some(Published { placement, answers })
+        // From here on the index alone has the copy, so that its memory goes when it leaves the index.
+        Some(Published { placement: copy.placement(), answers, _file: load.file })
     }
 
     /// Answers those who waited, without the lock.
@@ -272,6 +266,8 @@ impl Shelf {
 pub(super) struct Published {
     placement: Placement,
     answers: Vec<(Option<Hold>, Waiter)>,
+    /// Closed without the lock.
+    _file: OpenFile,
 }
 
 /// See [`Shelf::survey`].

@@ -12,6 +12,10 @@ use crate::loader::{Destination, Ended, Job, Loaded, Part, Slab, Watch};
 use crate::source::OpenFile;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A load that was asked for so recently takes the version that was seen then: at its end it is looked at again anyway.
+const RECENT: Duration = Duration::from_millis(100);
 
 /// A file with what it needs.
 struct Small {
@@ -87,19 +91,26 @@ impl Shelf {
     }
 
     /// The files as they are now, without those that are not wanted any more, or that cannot share memory and went their own
-    /// way. The lock is taken twice for all of them: others want it as often.
+    /// way. The lock is taken once for all of them, or twice: others want it as often.
     fn look(self: &Arc<Self>, wanted: &[(Key, u64)]) -> Vec<Small> {
+        let (mut smalls, mut others, mut found) = (Vec::new(), Vec::new(), Vec::new());
+        let recent = Instant::now().checked_sub(RECENT);
         let mut index = self.index.lock();
-        let found = wanted.iter().filter_map(|(key, number)| {
-            let load = index.load(key, *number)?;
-            // Before the look at the file: what changes from here on is seen.
-            load.stale = false;
-            Some((*key, *number, load.file.clone(), Arc::clone(&load.watch)))
-        });
-        let found: Vec<_> = found.collect();
+        for (key, number) in wanted {
+            let (key, number) = (*key, *number);
+            let Some(load) = index.load(&key, number) else { continue };
+            let known = load.attempt == 1 && !load.stale && recent.is_some_and(|recent| load.asked > recent);
+            let (file, watch) = (load.file.clone(), Arc::clone(&load.watch));
+            if known && load.shares() && !watch.cancelled.load(Ordering::Acquire) {
+                smalls.push(Small { key, number, file, size: load.version.size, lead: 0, watch });
+            } else {
+                // Before the look at the file: what changes from here on is seen.
+                load.stale = false;
+                found.push((key, number, file, watch));
+            }
+        }
         drop(index);
         let versions: Vec<_> = found.iter().map(|(_, _, file, _)| file.version()).collect();
-        let (mut smalls, mut others) = (Vec::new(), Vec::new());
         let mut index = self.index.lock();
         for ((key, number, file, watch), version) in found.into_iter().zip(versions) {
             let version = match version {

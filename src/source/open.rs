@@ -7,7 +7,7 @@ use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A regular file of the source, open for reading, and the name by which people know it.
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct OpenFile {
     descriptor: Arc<OwnedFd>,
     /// For messages; the descriptor is what counts.
-    pub path: PathBuf,
+    pub path: Arc<Path>,
 }
 
 impl OpenFile {
@@ -33,7 +33,7 @@ impl OpenFile {
             rustix::fs::open(proc_path(found.as_fd()), flags, Mode::empty()).map(Ok)
         });
         match opened {
-            Ok(Ok(descriptor)) => OpenFile::new(descriptor, relative.to_path_buf()),
+            Ok(Ok(descriptor)) => OpenFile::new(descriptor, relative),
             Ok(Err(kind)) => Err(not_regular(relative, kind)),
             Err(rustix::io::Errno::XDEV) => {
                 Err(Failure::new(Code::NotFound, format!("{}: leads out of the mounted directory", relative.display())))
@@ -53,12 +53,12 @@ impl OpenFile {
         let descriptor = identity
             .with(|| rustix::fs::open(proc_path(inode), flags, Mode::empty()))
             .map_err(|e| Failure::system(path.display(), e))?;
-        OpenFile::new(descriptor, path.to_path_buf())
+        OpenFile::new(descriptor, path)
     }
 
     /// Takes a descriptor that is open for reading; refuses what is not a regular file.
-    pub fn new(descriptor: impl Into<Arc<OwnedFd>>, path: PathBuf) -> Result<OpenFile> {
-        let descriptor = descriptor.into();
+    pub fn new(descriptor: impl Into<Arc<OwnedFd>>, path: impl Into<Arc<Path>>) -> Result<OpenFile> {
+        let (descriptor, path) = (descriptor.into(), path.into());
         let stat = rustix::fs::fstat(&*descriptor).map_err(|e| Failure::system(path.display(), e))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind != FileType::RegularFile {
