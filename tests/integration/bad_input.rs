@@ -243,7 +243,7 @@ fn a_reader_that_goes_a_full_disk_and_odd_names() {
 }
 
 #[test]
-fn an_empty_file_works() {
+fn g01_an_empty_file_works() {
     let mounted = Mounted::new();
     let path = mounted.file("empty", b"");
     warpfs!("preload", path).ok();

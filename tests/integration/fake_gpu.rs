@@ -85,7 +85,7 @@ fn two_devices_have_two_budgets_and_two_loaders() {
 }
 
 #[test]
-fn a_full_device_gives_copies_up_and_leaves_nothing_half_done() {
+fn g13_a_full_device_gives_copies_up_and_leaves_nothing_half_done() {
     let doubled = Doubled::new(&["--device", "cuda:0"], &[("FAKE_CUDA_OOM_AT", "2")]);
     let mounted = doubled.mounted();
     let files = [0, 1].map(|i| mounted.file(&format!("f{i}"), &noise(i, 3 << 20)));

@@ -8,6 +8,8 @@ mod destination;
 mod direct;
 #[path = "loader/gds.rs"]
 mod gds;
+#[path = "loader/leaving.rs"]
+mod leaving;
 #[path = "loader/slabs.rs"]
 mod slabs;
 
@@ -215,8 +217,8 @@ fn every_byte_arrives_in_host_memory() {
 
 /// Bounce slots that were filled again while their copy was under way (flashpack 25).
 #[test]
-fn every_byte_arrives_on_a_device_whatever_the_delays() {
-    with_double("every_byte_arrives_on_a_device_whatever_the_delays", &[], &[], || {
+fn g09_every_byte_arrives_on_a_device_whatever_the_delays() {
+    with_double("g09_every_byte_arrives_on_a_device_whatever_the_delays", &[], &[], || {
         every_size(&Bench::new("cuda:0", &[], &[("FAKE_CUDA_COPY_DELAY_US", "3000")]));
         for (readers, slots, size) in [("1", "1", "262144"), ("4", "1", "65536"), ("3", "8", "65536")] {
             let words = ["--readers", readers, "--slots", slots, "--slot-size", size];
@@ -261,15 +263,15 @@ fn every_byte_arrives_on_a_real_device() {
 
 /// A batch that waits for ever on an empty pool (nixl 2070).
 #[test]
-fn five_hundred_loads_share_a_tiny_ring() {
+fn g11_five_hundred_loads_share_a_tiny_ring() {
     many(&Bench::new("host", &["--readers", "2", "--slots", "1", "--slot-size", "4096"], &[]), 512);
 }
 
 #[test]
-fn many_loads_share_a_tiny_ring_of_a_device() {
+fn g11_many_loads_share_a_tiny_ring_of_a_device() {
     let total = (2u64 << 30).to_string();
     let environment = [("FAKE_CUDA_TOTAL", total.as_str())];
-    with_double("many_loads_share_a_tiny_ring_of_a_device", &[], &environment, || {
+    with_double("g11_many_loads_share_a_tiny_ring_of_a_device", &[], &environment, || {
         let words = ["--readers", "2", "--slots", "1", "--slot-size", "4096"];
         let bench = Bench::new("cuda:0", &words, &[("FAKE_CUDA_COPY_DELAY_US", "200")]);
         many(&bench, 128);

@@ -212,3 +212,25 @@ fn an_aborted_connection_ends_the_daemon_and_leaves_no_dead_mount() {
     assert!(daemon.words().contains("connection ended before the mount"), "{}", daemon.words());
     assert_eq!(std::fs::read_dir(&daemon.mounted.mountpoint).expect("no dead mount").count(), 0);
 }
+
+/// Every mount ends with status 0, in its turn by unmounting and by a signal (kvikio 497: a crash at the end).
+#[test]
+fn g15_a_hundred_mounts_that_load_end_without_a_crash() {
+    let mut folder = Mounted::prepare();
+    folder.file("f", &noise(15, 70_000));
+    for cycle in 0..100 {
+        let mut daemon = Foreground::start(folder, &[]);
+        warpfs!("preload", daemon.mounted.mountpoint.join("f")).ok();
+        if cycle % 2 == 0 {
+            warpfs!("umount", daemon.mounted.mountpoint).ok();
+        } else {
+            signal(daemon.supervisor.id() as i32, libc::SIGTERM);
+        }
+        assert_eq!(daemon.end(), Some(0), "cycle {cycle}: {}", daemon.words());
+        folder = std::mem::replace(&mut daemon.mounted, Mounted::prepare());
+    }
+    // The control: a crash would be seen.
+    let mut daemon = Foreground::start(folder, &[]);
+    signal(daemon.supervisor.id() as i32, libc::SIGKILL);
+    assert_eq!(daemon.end(), None);
+}
