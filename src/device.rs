@@ -166,6 +166,19 @@ pub trait Lane: Send {
     fn slot(&mut self, slot: usize) -> &mut [u8];
     /// Starts copying the first `length` bytes of `slot` to `offset` of `mapping`. The mapping must outlive the copy.
     fn copy(&mut self, slot: usize, length: usize, mapping: &dyn Mapping, offset: u64) -> Result<()>;
+    /// Starts copying `length` bytes from `offset` of `file`, a multiple of the page size, out of the page cache to `at` of
+    /// `mapping`, as if they were in `slot`. False where the system or the driver lets nobody do that: nothing was started.
+    fn lend(
+        &mut self,
+        _slot: usize,
+        _file: BorrowedFd<'_>,
+        _offset: u64,
+        _length: usize,
+        _mapping: &dyn Mapping,
+        _at: u64,
+    ) -> Result<bool> {
+        Ok(false)
+    }
     /// Returns when the last copy out of `slot` has completed (at once where there was none). An error says that the
     /// copy failed or the device is lost; either way the copy is over.
     fn wait(&mut self, slot: usize) -> Result<()>;

@@ -64,6 +64,10 @@ pub struct Load {
     tally: Tally,
     started: OnceLock<Instant>,
     done: Mutex<Option<Done>>,
+    /// Its pages are to be lent to the device.
+    lent: AtomicBool,
+    /// A reader does that.
+    lending: AtomicBool,
 }
 
 struct Part {
@@ -93,7 +97,36 @@ impl Load {
             tally: Tally::default(),
             started: OnceLock::new(),
             done: Mutex::new(Some(done)),
+            lent: AtomicBool::new(false),
+            lending: AtomicBool::new(false),
         }
+    }
+
+    /// The same, of one part, whose pages in the page cache shall be lent to the device.
+    pub(super) fn lent(self) -> Load {
+        Load { lent: AtomicBool::new(true), ..self }
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// True for the one reader that shall lend.
+    pub(super) fn begin_lending(&self) -> bool {
+        self.is_lent() && !self.lending.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn stop_lending(&self) {
+        self.lent.store(false, Ordering::Relaxed);
+    }
+
+    /// The next `count` pieces of work, each of which begins where the one before ends; fewer at the end.
+    pub(super) fn take_run(&self, count: u64) -> Vec<Work> {
+        if self.has_failed() || !self.wants(0) {
+            return Vec::new();
+        }
+        let first = self.next.fetch_add(count, Ordering::Relaxed);
+        (first..first + count).map_while(|number| self.plan.work(number)).collect()
     }
 
     /// Bytes of the part that have arrived.
@@ -166,6 +199,11 @@ impl Load {
     pub(super) fn enter(&self) {
         let _ = self.started.set(Instant::now());
         self.readers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Readers in the load.
+    pub(super) fn readers(&self) -> usize {
+        self.readers.load(Ordering::Relaxed)
     }
 
     /// Nobody else is in the load, or nobody has come after.

@@ -38,13 +38,25 @@ pub fn cached(file: BorrowedFd<'_>, offset: u64, length: usize) -> Option<u64> {
 /// Places of a file that are looked at to see whether it is in the page cache in part.
 const LOOKS: u64 = 16;
 
-/// Whether a part of the range is in the page cache and a part is not, as far as a few looks tell: to count all pages of a
-/// large file would take longer than it is worth.
-pub fn is_mixed(file: BorrowedFd<'_>, offset: u64, length: u64) -> bool {
+/// How much of a range is in the page cache, as far as a few looks tell: to count all pages of a large file would take longer
+/// than it is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    All,
+    Some,
+    Nothing,
+}
+
+/// See [`Seen`]. `None`: the kernel does not tell, or there is too little to look at.
+pub fn look(file: BorrowedFd<'_>, offset: u64, length: u64) -> Option<Seen> {
     let step = length / LOOKS;
-    let looks = (0..LOOKS).filter_map(|look| cached(file, offset + look * step, 1));
-    let found: Vec<bool> = looks.map(|cached| cached > 0).collect();
-    step > 0 && found.contains(&true) && found.contains(&false)
+    let looks = (0..LOOKS).map(|look| cached(file, offset + look * step, 1).map(|cached| cached > 0));
+    let found = looks.collect::<Option<Vec<bool>>>().filter(|_| step > 0)?;
+    Some(match (found.contains(&true), found.contains(&false)) {
+        (true, false) => Seen::All,
+        (true, true) => Seen::Some,
+        _ => Seen::Nothing,
+    })
 }
 
 fn counted(file: BorrowedFd<'_>, offset: u64, length: u64) -> Option<u64> {
@@ -103,7 +115,8 @@ mod tests {
             assert_eq!(cached(file.as_fd(), HALF - 1, 2), Some(4096));
         }
         assert_eq!(cached(file.as_fd(), HALF + 1, 10), Some(4096));
-        assert_eq!(is_mixed(file.as_fd(), 0, 2 * HALF), before == 0);
-        assert!(!is_mixed(file.as_fd(), HALF, HALF) && !is_mixed(file.as_fd(), 0, 3));
+        let whole = if before == 0 { Seen::Some } else { Seen::All };
+        assert_eq!(look(file.as_fd(), 0, 2 * HALF), Some(whole));
+        assert_eq!((look(file.as_fd(), HALF, HALF), look(file.as_fd(), 0, 3)), (Some(Seen::All), None));
     }
 }

@@ -9,6 +9,8 @@ use super::gds::route::Straight;
 use super::input::{Came, Input};
 use super::load::Load;
 use super::plan::{Chunk, Work};
+use super::report::Route;
+use super::residency;
 use super::uring::{Completed, Uring};
 use crate::device::{Lane, Mapping};
 use crate::failure::{Failure, Result};
@@ -121,6 +123,29 @@ impl Ring {
             self.free.push(slot);
         }
         passed
+    }
+
+    /// Has the device read a run of work, of one part, out of the page cache itself. What is not all there goes its usual
+    /// way. False: nothing was begun, and nothing can be lent.
+    pub fn lend(&mut self, job: Job<'_>, run: &[Work]) -> Result<bool> {
+        let Some(Chunk { part, file, device, .. }) = run.first().map(|work| work.chunks[0]) else { return Ok(true) };
+        let length = run.iter().map(Work::length).sum();
+        let (input, begun) = (&job.inputs[part], Instant::now());
+        if self.lane.is_none() || residency::cached(input.as_fd(), file, length).is_none_or(|here| here < length as u64)
+        {
+            return run.iter().try_for_each(|work| self.pass(job, work)).map(|()| true);
+        }
+        let (mapping, slot) = (job.mapping()?, self.slot(job)?);
+        let lent = self.lane.as_mut().map_or(Ok(false), |l| l.lend(slot, input.as_fd(), file, length, mapping, device));
+        if !matches!(lent, Ok(true)) {
+            self.free.push(slot);
+            return lent;
+        }
+        job.load.tally().read(Route::Buffered, length as u64, begun.elapsed());
+        let mut came = Came::default();
+        came[Route::Buffered as usize] = length as u64;
+        self.copying.push_back(Copying { slot, parts: vec![(part, came)] });
+        Ok(true)
     }
 
     /// Has cuFile bring the work, where that is its way; nothing of it is under way then.

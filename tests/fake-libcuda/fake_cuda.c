@@ -12,6 +12,7 @@
  *   FAKE_CUDA_OOM_AT=n           the nth cuMemCreate of a process fails with CUDA_ERROR_OUT_OF_MEMORY
  *   FAKE_CUDA_STICKY_AT=n        the nth copy of a process, and every call after it, fails with CUDA_ERROR_ILLEGAL_ADDRESS
  *   FAKE_CUDA_UNKNOWN_AT=n       the nth copy of a process fails with a number that nobody knows
+ *   FAKE_CUDA_NO_LENDING=1       no memory can be registered read-only
  *   FAKE_CUDA_COPY_DELAY_US=n    each copy starts after a random time of up to n microseconds */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -23,6 +24,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum {
@@ -47,7 +49,9 @@ static __thread int current;
 
 static struct { int used, fd, created; size_t size; } handles[MOST];
 static struct { int used, mapped, access; char *at; size_t size; } ranges[MOST];
-static struct { int used; char *at; size_t size; } pins[MOST];
+/* `kept`: of memory that was registered read-only, its pages as they were then, for the processor may not be able to read
+ * them later as a device could. */
+static struct { int used; char *at, *kept; size_t size; } pins[MOST];
 
 static long setting(const char *name, long usual) {
     const char *text = getenv(name);
@@ -338,12 +342,21 @@ API int cuMemcpyDtoD_v2(ptr to, ptr from, size_t size) {
 }
 API int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {
     READY(1);
-    if (!at || !size || flags) return INVALID_VALUE;
+    const unsigned read_only = 8;
+    if (!at || !size || (flags & ~read_only)) return INVALID_VALUE;
+    if (flags && setting("FAKE_CUDA_NO_LENDING", 0)) return NOT_SUPPORTED;
+    char *kept = NULL;
+    if (flags) {
+        kept = malloc(size);
+        struct iovec to = {kept, size}, from = {at, size};
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != (ssize_t)size) return free(kept), INVALID_VALUE;
+    }
     pthread_mutex_lock(&lock);
     int result = OUT_OF_MEMORY;
     for (int i = 0; i < MOST && result; i++)
-        if (!pins[i].used) pins[i].used = 1, pins[i].at = at, pins[i].size = size, result = OK;
+        if (!pins[i].used) pins[i].used = 1, pins[i].at = at, pins[i].kept = kept, pins[i].size = size, result = OK;
     pthread_mutex_unlock(&lock);
+    if (result) free(kept);
     return result;
 }
 API int cuMemHostUnregister(void *at) {
@@ -351,15 +364,17 @@ API int cuMemHostUnregister(void *at) {
     int result = INVALID_VALUE;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST; i++)
-        if (pins[i].used && pins[i].at == at) pins[i].used = 0, result = OK;
+        if (pins[i].used && pins[i].at == at) pins[i].used = 0, free(pins[i].kept), result = OK;
     pthread_mutex_unlock(&lock);
     return result;
 }
-static int is_pinned(const void *at, size_t size) {
-    int found = 0;
+/* Where the device finds the bytes; NULL: they are not pinned. */
+static const void *pinned(const void *at, size_t size) {
+    const void *found = NULL;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST && !found; i++)
-        found = pins[i].used && (char *)at >= pins[i].at && (char *)at + size <= pins[i].at + pins[i].size;
+        if (pins[i].used && (char *)at >= pins[i].at && (char *)at + size <= pins[i].at + pins[i].size)
+            found = pins[i].kept ? pins[i].kept + ((char *)at - pins[i].at) : at;
     pthread_mutex_unlock(&lock);
     return found;
 }
@@ -433,7 +448,7 @@ API int cuStreamDestroy_v2(void *raw) {
 }
 API int cuMemcpyHtoDAsync_v2(ptr to, const void *from, size_t size, void *raw) {
     READY(1);
-    if (!raw || !may(to, size, 3) || !is_pinned(from, size)) return INVALID_VALUE;
+    if (!raw || !may(to, size, 3) || !(from = pinned(from, size))) return INVALID_VALUE;
     long number = __atomic_add_fetch(&copies, 1, __ATOMIC_SEQ_CST);
     if (number == setting("FAKE_CUDA_UNKNOWN_AT", 0)) return NOBODY_KNOWS;
     if (number == setting("FAKE_CUDA_STICKY_AT", 0)) __atomic_store_n(&sticky, 1, __ATOMIC_SEQ_CST);

@@ -10,6 +10,8 @@ mod direct;
 mod gds;
 #[path = "loader/leaving.rs"]
 mod leaving;
+#[path = "loader/lent.rs"]
+mod lent;
 #[path = "loader/slabs.rs"]
 mod slabs;
 

@@ -2,7 +2,7 @@
 //! leave a half-made mapping behind. Called by loaders and clients.
 
 use super::driver::Driver;
-use super::owned::{Context, Event, Handle, Mapped, Pinned, Stream, length};
+use super::owned::{Context, Event, Handle, Lent, Mapped, Pinned, Stream, length};
 use crate::device::{Access, Importer, Lane, Mapping, check_range};
 use crate::failure::Result;
 use crate::protocol::DeviceUuid;
@@ -63,7 +63,8 @@ impl Importer for CudaImporter {
         let events = (0..slots).map(|_| Event::new(&self.context)).collect::<Result<Vec<_>>>()?;
         let pinned = Pinned::new(&self.context, slots * slot_size)?;
         let busy = vec![false; slots];
-        Ok(Some(Box::new(CudaLane { stream, events, busy, slot_size, pinned })))
+        let lent = (0..slots).map(|_| None).collect();
+        Ok(Some(Box::new(CudaLane { stream, events, busy, lent, slot_size, pinned })))
     }
 
     fn lost(&self) -> bool {
@@ -94,6 +95,8 @@ struct CudaLane {
     events: Vec<Event>,
     /// Whether a copy out of the slot was started and not waited for.
     busy: Vec<bool>,
+    /// What is copied instead of the slot's own bytes.
+    lent: Vec<Option<Lent>>,
     slot_size: usize,
     pinned: Pinned,
 }
@@ -108,7 +111,8 @@ impl Lane for CudaLane {
         assert!(length <= self.slot_size, "a copy lies in its slot");
         check_range(mapping, offset, length as u64)?;
         let (from, to) = (slot * self.slot_size, mapping.address() + offset);
-        let started = self.stream.copy(&self.pinned, from, length, to, &self.events[slot]);
+        // SAFETY: the slot lies in the ring, and nobody touches it until the event (contract of `Lane`).
+        let started = unsafe { self.stream.copy(self.pinned.at(from, length), length, to, &self.events[slot]) };
         if started.is_err() {
             // The copy may have started without its event: let it end before anyone touches the slot.
             let _ = self.stream.synchronize();
@@ -116,6 +120,28 @@ impl Lane for CudaLane {
         }
         self.busy[slot] = true;
         Ok(())
+    }
+
+    fn lend(
+        &mut self,
+        slot: usize,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        mapping: &dyn Mapping,
+        at: u64,
+    ) -> Result<bool> {
+        assert!(!self.busy[slot], "a slot is free when something is lent in its place");
+        check_range(mapping, at, length as u64)?;
+        let Some(lent) = self.stream.lend(file, offset, length)? else { return Ok(false) };
+        // SAFETY: the pages are registered, and stay so until the event was waited for.
+        let started = unsafe { self.stream.copy(lent.address, length, mapping.address() + at, &self.events[slot]) };
+        if started.is_err() {
+            let _ = self.stream.synchronize();
+        }
+        started?;
+        (self.busy[slot], self.lent[slot]) = (true, Some(lent));
+        Ok(true)
     }
 
     fn wait(&mut self, slot: usize) -> Result<()> {
@@ -126,6 +152,7 @@ impl Lane for CudaLane {
         if waited.is_err() {
             let _ = self.stream.synchronize();
         }
+        self.lent[slot] = None;
         waited
     }
 }

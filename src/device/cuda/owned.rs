@@ -214,6 +214,13 @@ impl Pinned {
         Ok(pinned)
     }
 
+    /// Where the `length` bytes from `offset` begin.
+    pub(super) fn at(&self, offset: usize, length: usize) -> *mut c_void {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.size), "a slot lies in the ring");
+        // SAFETY: the offset lies in the mapping.
+        unsafe { self.address.cast::<u8>().add(offset).cast() }
+    }
+
     /// `length` bytes from `offset`.
     pub(super) fn bytes(&mut self, offset: usize, length: usize) -> &mut [u8] {
         assert!(offset.checked_add(length).is_some_and(|end| end <= self.size), "a slot lies in the ring");
@@ -230,6 +237,49 @@ impl Drop for Pinned {
             let _ = unsafe { (self.context.driver.functions.cuMemHostUnregister)(self.address) };
         }
         // SAFETY: exactly the mapping made in `new`, and no slice of it is borrowed.
+        let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
+    }
+}
+
+/// Pages of a file in the page cache, registered so that the device can read them. The processor never does: a file that was
+/// cut meanwhile would be a SIGBUS for it, while the pages themselves stay as long as they are registered.
+pub(super) struct Lent {
+    context: Arc<Context>,
+    pub(super) address: *mut c_void,
+    size: usize,
+    registered: bool,
+}
+
+// SAFETY: a mapping of this value's own, that no thread is special to.
+unsafe impl Send for Lent {}
+
+impl Lent {
+    fn new(context: &Arc<Context>, file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<Lent> {
+        const READ_ONLY: c_uint = 8;
+        let what = || format!("cannot map {size} bytes of the page cache");
+        // To the end of its last page, which is zeros.
+        let size = size.next_multiple_of(rustix::param::page_size());
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ, flags, file, offset) }
+            .map_err(|e| Failure::system(what(), e))?;
+        let mut lent = Lent { context: Arc::clone(context), address, size, registered: false };
+        // SAFETY: the range is mapped, ours, and stays until it was unregistered; it is not written to.
+        let code = unsafe { (context.driver.functions.cuMemHostRegister_v2)(address, size, READ_ONLY) };
+        context.driver.check(code, "lend pages of the page cache to the device")?;
+        lent.registered = true;
+        Ok(lent)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.registered {
+            let _ = self.context.enter();
+            // SAFETY: registered at exactly this address. Its copy was waited for.
+            let _ = unsafe { (self.context.driver.functions.cuMemHostUnregister)(self.address) };
+        }
+        // SAFETY: exactly the mapping made in `new`; nobody reads it through this address.
         let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
     }
 }
@@ -255,20 +305,28 @@ impl Stream {
     }
 
     /// Starts copying `length` bytes at `from`, and records `event` behind the copy.
-    pub(super) fn copy(&self, from: &Pinned, offset: usize, length: usize, to: Pointer, event: &Event) -> Result<()> {
-        assert!(offset.checked_add(length).is_some_and(|end| end <= from.size), "a slot lies in the ring");
+    ///
+    /// # Safety
+    /// The bytes lie in registered memory, and nobody touches or takes it until the event has come.
+    pub(super) unsafe fn copy(&self, from: *mut c_void, length: usize, to: Pointer, event: &Event) -> Result<()> {
         self.context.enter()?;
         let driver = self.context.driver;
-        // SAFETY: the source lies in pinned memory that the lane leaves alone until `event`; the mapping outlives the
-        // copy (contract of Lane::copy).
-        let code = unsafe {
-            let source = from.address.cast::<u8>().add(offset).cast::<c_void>();
-            (driver.functions.cuMemcpyHtoDAsync_v2)(to, source, length, self.raw)
-        };
+        // SAFETY: the source is the caller's promise; the mapping outlives the copy (contract of Lane::copy).
+        let code = unsafe { (driver.functions.cuMemcpyHtoDAsync_v2)(to, from, length, self.raw) };
         driver.check(code, &format!("copy {length} bytes to the device"))?;
         // SAFETY: both are live and of this context.
         let code = unsafe { (driver.functions.cuEventRecord)(event.raw, self.raw) };
         driver.check(code, "record an event")
+    }
+
+    /// Registers a range of a file for copies. `None` where the system or the driver refuses; an error where the device is
+    /// lost.
+    pub(super) fn lend(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Option<Lent>> {
+        self.context.enter()?;
+        match Lent::new(&self.context, file, offset, length) {
+            Err(failure) if self.context.driver.is_lost() => Err(failure),
+            lent => Ok(lent.ok()),
+        }
     }
 
     /// Returns when everything in the stream is over.
