@@ -203,7 +203,8 @@ fn the_command_line_preloads_directories_and_reports() {
     let mounts = warpfs!("status").ok().text();
     assert!(mounts.contains(mounted.mountpoint.to_str().expect("text")), "{mounts}");
     warpfs!("evict", mounted.mountpoint).ok();
-    assert_eq!(mounted.used(), 0);
+    // A loader has the memory of small files mapped a moment longer.
+    eventually("the memory is free", || mounted.used() == 0);
 }
 
 #[test]
