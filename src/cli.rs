@@ -109,9 +109,9 @@ fn print_line(line: std::fmt::Arguments<'_>) {
     }
 }
 
-/// One line on stderr.
-fn complain(failure: &Failure) {
-    eprintln!("warpfs: {failure}");
+/// One line on stderr. Who reads it may have gone; then nobody can be told.
+fn complain(line: &impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "warpfs: {line}");
 }
 
 /// Ends with the usage's exit code, where clap could not see what is wrong.

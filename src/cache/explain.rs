@@ -97,9 +97,10 @@ fn on_device(
         _ if small => format!("{} bytes of a slab that small files share", padded(lead + size)),
         _ => format!("{} bytes of its own", info.rounded(lead + size)),
     };
-    let routes = if state == State::Resident { Vec::new() } else { ways(file, size, cached, direct, &shelf.transfer) };
-    let gds = gds(shelf, size, cached);
     let fits = shelf.fits(file, lead + size).is_ok();
+    let goes = fits && state != State::Resident;
+    let routes = if goes { ways(file, size, cached, direct, &shelf.transfer) } else { Vec::new() };
+    let gds = gds(shelf, size, cached);
     Ok(OnDevice { device: info.label.clone(), state: state.word(), fits, memory, routes, gds })
 }
 

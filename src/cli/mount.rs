@@ -1,7 +1,7 @@
 //! `warpfs mount`: checks what can be checked, and launches the daemon.
 
 use super::options::{self, List, Options, agreed};
-use super::{Done, usage};
+use super::{Done, complain, usage};
 use crate::config::{Config, MountOptions};
 use crate::daemon;
 use crate::daemon::supervise::{Signals, launch};
@@ -100,7 +100,7 @@ pub(super) fn run(args: &Args) -> Done {
 fn config(args: &Args) -> Result<Config> {
     let options = Options::of(args.options.clone());
     for name in &options.vain {
-        eprintln!("warpfs: {name} has no effect: access times are those that the source's own mount keeps");
+        complain(&format!("{name} has no effect: access times are those that the source's own mount keeps"));
     }
     let transfer = transfer(args, &options).unwrap_or_else(|said| usage(&said));
     let device = agreed("device", args.device.clone(), options.device).unwrap_or_else(|said| usage(&said));

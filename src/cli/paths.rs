@@ -1,6 +1,6 @@
 //! What the file commands share: the files that the given paths mean, and the device that `--device` means.
 
-use crate::client::{Device, Session};
+use crate::client::{self, Device, Session};
 use crate::failure::{Failure, Result};
 use std::path::{Path, PathBuf};
 
@@ -27,12 +27,21 @@ pub(super) fn files(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<Failure>) {
     let (mut files, mut failures) = (Vec::new(), Vec::new());
     for path in paths {
         match std::fs::metadata(path) {
-            Ok(meta) if meta.is_dir() => walk(path, &mut files, &mut failures),
+            // Of a directory that is not on a mount nothing below it is asked for: that would fail once a file.
+            Ok(meta) if meta.is_dir() => match on_a_mount(path) {
+                Ok(()) => walk(path, &mut files, &mut failures),
+                Err(failure) => failures.push(failure),
+            },
             Ok(_) => files.push(path.clone()),
             Err(e) => failures.push(Failure::system(path.display(), e)),
         }
     }
     (files, failures)
+}
+
+fn on_a_mount(folder: &Path) -> Result<()> {
+    let open = std::fs::File::open(folder).map_err(|e| Failure::system(folder.display(), e))?;
+    client::version(&open, folder).map(|_| ())
 }
 
 fn walk(folder: &Path, files: &mut Vec<PathBuf>, failures: &mut Vec<Failure>) {

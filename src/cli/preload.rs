@@ -89,9 +89,10 @@ pub(super) fn run(args: &Args) -> Done {
         cancelled: AtomicBool::new(false),
     });
     let begun = Instant::now();
-    let watched = Arc::clone(&preload);
-    // It ends with the process.
-    std::thread::spawn(move || watched.watch(&signals));
+    let (watched, interrupted) = (Arc::clone(&preload), Arc::clone(&preload));
+    // Both end with the process. The one that hears of signals asks the daemon nothing, which may not answer.
+    std::thread::spawn(move || watched.watch());
+    std::thread::spawn(move || interrupted.listen(&signals));
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE.min(preload.files.len()) {
             scope.spawn(|| preload.work());
@@ -105,15 +106,13 @@ pub(super) fn run(args: &Args) -> Done {
         // What was there already takes no time, and has no rate.
         let rate =
             if seconds < 0.001 { String::new() } else { format!(" ({:.2} GB/s)", sum.bytes as f64 / seconds / 1e9) };
-        say!("{} {files}, {}, in {seconds:.3} s{rate}", sum.files, Human(sum.bytes));
+        let failed = if sum.failed == 0 { String::new() } else { format!("; {} failed", sum.failed) };
+        say!("{} {files}, {}, in {seconds:.3} s{rate}{failed}", sum.files, Human(sum.bytes));
     }
     if preload.cancelled.load(Ordering::Relaxed) {
         let left = preload.files.len() - sum.files - sum.failed;
-        eprintln!(
-            "warpfs: interrupted: {} of {} files had come; of the other {left} nothing is left",
-            sum.files,
-            preload.files.len()
-        );
+        let (came, all) = (sum.files, preload.files.len());
+        complain(&format!("interrupted: {came} of {all} files had come; of the other {left} nothing is left"));
         std::process::exit(INTERRUPTED);
     }
     if sum.failed == 0 { Ok(()) } else { Err(some_failed()) }
@@ -159,14 +158,21 @@ impl Preload {
         loaded.map(|reply| reply.data_length)
     }
 
-    /// Moves the bar, and waits for somebody's Ctrl-C.
-    fn watch(&self, signals: &Signals) {
+    /// Waits for somebody's Ctrl-C.
+    fn listen(&self, signals: &Signals) {
+        signals.wait();
+        self.cancelled.store(true, Ordering::Relaxed);
+        signals.wait();
+        // He means it: what is under way is the daemon's to finish.
+        std::process::exit(INTERRUPTED);
+    }
+
+    /// Moves the bar, and ends what is under way when it was cancelled.
+    fn watch(&self) {
+        let mut told = false;
         loop {
-            if signals.wait_until(Instant::now() + TICK).is_some() {
-                if self.cancelled.swap(true, Ordering::Relaxed) {
-                    // He means it: what is under way is the daemon's to finish.
-                    std::process::exit(INTERRUPTED);
-                }
+            std::thread::sleep(TICK);
+            if self.cancelled.load(Ordering::Relaxed) && !std::mem::replace(&mut told, true) {
                 self.cancel();
             }
             if !self.bar.is_hidden() {

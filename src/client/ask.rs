@@ -128,10 +128,7 @@ fn call<M: Wire>(
     }
     let shown = path.display();
     Err(match errno {
-        libc::ENOTTY => Failure::new(
-            Code::NotWarpfs,
-            format!("{shown}: is not on a warpfs mount (of this version); see `warpfs status`"),
-        ),
+        libc::ENOTTY => Failure::new(Code::NotWarpfs, format!("{shown}: {}", elsewhere(path))),
         libc::ENOTCONN | libc::ECONNABORTED => {
             let message = format!("{shown}: the daemon of this mount is gone; `warpfs umount` it and mount it again");
             Failure::new(Code::NotRunning, message)
@@ -141,4 +138,14 @@ fn call<M: Wire>(
             Failure { code, errno, message: format!("{shown}: {}", describe(errno)) }
         }
     })
+}
+
+/// Of a path on no mount of ours: which one may have been meant.
+fn elsewhere(path: &Path) -> String {
+    let meant = path.canonicalize().ok().and_then(|whole| {
+        let mount = crate::mounts::ours().into_iter().find(|mount| whole.starts_with(&mount.source))?;
+        let there = mount.mountpoint.join(whole.strip_prefix(&mount.source).ok()?);
+        Some(format!("is not on a warpfs mount; it can be had as {}", there.display()))
+    });
+    meant.unwrap_or_else(|| "is not on a warpfs mount (`warpfs status` lists those there are)".into())
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that follow so soon are the same order: a terminal, timeout(1) and systemd signal every process of a group,
 /// and the supervisor, which is one of them, passes its own on.
-const ONE_ORDER: Duration = Duration::from_secs(1);
+const ONE_ORDER: Duration = Duration::from_millis(400);
 
 /// SIGTERM, SIGINT and SIGHUP, kept from killing this process, and given to one thread.
 pub struct Signals {
@@ -38,7 +38,7 @@ impl Signals {
     }
 
     /// The next of them.
-    fn wait(&self) -> libc::c_int {
+    pub fn wait(&self) -> libc::c_int {
         let mut signal = 0;
         // SAFETY: both pointers name live memory; sigwait writes the number only.
         while unsafe { libc::sigwait(&raw const self.set, &raw mut signal) } != 0 {}

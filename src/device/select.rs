@@ -30,7 +30,7 @@ pub fn select(spec: &str) -> Result<Selection> {
             }
         }),
         "host" => Ok(taken(vec![Arc::new(HostMemory::new()?)])),
-        "cuda:all" => Ok(taken(all()?)),
+        "cuda:all" => Ok(taken(all().map_err(|failure| without(spec, failure))?)),
         _ => some(spec),
     }
 }
@@ -43,13 +43,24 @@ fn open(info: &Info) -> Result<Arc<dyn Memory>> {
     Ok(Arc::new(CudaMemory::new(&info.uuid)?))
 }
 
+/// Why there is no GPU, and what to do.
+fn without(spec: &str, failure: Failure) -> Failure {
+    let message = format!(
+        "--device {spec}: {failure}; `warpfs doctor --device cuda:0` says what to do, and --device host needs no GPU"
+    );
+    Failure { message, ..failure }
+}
+
 fn some(spec: &str) -> Result<Selection> {
     let mut wanted: Vec<&str> = Vec::new();
     for name in spec.split(',').map(str::trim) {
         let ordinal = name.strip_prefix("cuda:").is_some_and(|n| n.parse::<u32>().is_ok());
         if !ordinal && parse_uuid(name).is_none() {
-            let message =
-                format!("--device {spec}: `{name}` is none of auto, host, cuda:N[,cuda:M], cuda:all and GPU-UUID");
+            let message = if ["auto", "host", "cuda:all"].contains(&name) {
+                format!("--device {spec}: {name} goes with no other device")
+            } else {
+                format!("--device {spec}: `{name}` is none of auto, host, cuda:N[,cuda:M], cuda:all and a GPU's UUID")
+            };
             return Err(Failure::new(Code::BadRequest, message));
         }
         if wanted.contains(&name) {
@@ -57,7 +68,7 @@ fn some(spec: &str) -> Result<Selection> {
         }
         wanted.push(name);
     }
-    let devices = cuda::list().map_err(|f| f.within(format!("--device {spec}")))?;
+    let devices = cuda::list().map_err(|failure| without(spec, failure))?;
     let mut infos: Vec<&Info> = Vec::new();
     for name in wanted {
         let uuid = parse_uuid(name);

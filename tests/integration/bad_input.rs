@@ -130,6 +130,31 @@ fn a_path_that_is_not_on_a_mount() {
         warpfs!(command, folder.path().join("none")).fails(&["none", "No such file"]);
     }
     warpfs!("umount", folder.path()).fails(&["not a warpfs mount"]);
+    // Of a directory one line, however many files are in it.
+    for name in ["g", "h"] {
+        std::fs::write(folder.path().join(name), "x").expect("written");
+    }
+    for command in ["preload", "evict", "status", "verify"] {
+        assert_eq!(warpfs!(command, folder.path()).fails(&["not on a warpfs mount"]).lines().count(), 1, "{command}");
+    }
+    // The source in place of the mount is the likeliest mistake.
+    let mounted = Mounted::new();
+    let path = mounted.file("f", b"x");
+    warpfs!("preload", mounted.source.join("f")).fails(&["it can be had as", path.to_str().expect("text")]);
+    warpfs!("preload", mounted.source).fails(&["it can be had as", mounted.mountpoint.to_str().expect("text")]);
+}
+
+#[test]
+fn a_stderr_that_nobody_reads_is_no_defect() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, code) = (folder.path().join("f"), folder.path().join("code"));
+    std::fs::write(&path, "x").expect("written");
+    let (program, path, code) = (warpfs_binary(), path.display(), code.display());
+    for command in ["preload", "evict", "status", "verify", "explain"] {
+        let line = format!("{} {command} {path} 2>&1; echo $? > {code}", program.display());
+        run(Command::new("sh").args(["-c", &format!("(sleep 0.3; {line}) | exec true; cat {code}")])).ok();
+        assert_eq!(std::fs::read_to_string(folder.path().join("code")).expect("there").trim(), "1", "{command}");
+    }
 }
 
 #[test]

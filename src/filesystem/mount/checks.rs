@@ -30,7 +30,10 @@ pub(super) fn source(source: &Path) -> Result<()> {
                 source.display()
             ),
         )),
-        Err(e) => Err(Failure::system(source.join(NAME).display(), e)),
+        Err(e) => Err(Failure::system(
+            format!("cannot mount the directory {}, because this user cannot look into it", source.display()),
+            e,
+        )),
     }
 }
 
