@@ -212,20 +212,24 @@ def tmpfs(_mount, folder):
 
 def cold(mount, folder):
     source = f"{folder}/large"
-    before = limits.disk(source, data.chill)
-    if before is None:
+    ways = limits.ways_to_disk(source, data.chill)
+    if ways is None:
         return report.say("cold", "warpfs", "no direct reads on this file system")
-    times = []
+    # A disk's rate varies from minute to minute: by turns, and each over the whole file.
+    times, plain = [], {way: [] for way in ways}
     for _ in range(max(3, ROUNDS // 2)):
+        for way in ways:
+            data.chill(source)
+            plain[way].append(limits.disk(source, way))
         data.chill(source)
         times.append(subject.first_load(f"{mount.path}/large"))
     left = data.cached(source)
     verify(mount, f"{mount.path}/large")
-    best = max(before, limits.disk(source, data.chill))
+    best = max(plain, key=lambda way: statistics.median(plain[way]))
     rates = rate(times, os.stat(source).st_size)
-    part = statistics.median(rates) / best[0]
+    part = statistics.median(rates) / statistics.median(plain[best])
     report.add("cold", "warpfs", rates, "GB/s", f"{part:.3f} of the best direct read (0.97)", part >= 0.97)
-    report.add("cold", f"limit: {best[1]}", [best[0]], "GB/s")
+    report.add("cold", f"limit: {best[0]} reads of {best[1] >> 20} MiB", plain[best], "GB/s")
     report.say("cold", "of the file in the page cache after", f"{left:.1%}")
 
 
