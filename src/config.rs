@@ -71,13 +71,18 @@ impl Config {
             None => free.unwrap_or(device.total).min(device.total).saturating_sub(reserve),
         };
         if budget.is_some() && wanted > most {
-            let message = format!("--budget {} is more than {} has: {}", Human(wanted), device.label, Human(most));
+            let (label, most) = (&device.label, Human(most));
+            let message = format!(
+                "--budget {} is more than {label} has: {most}; ask for less, or for a part of it, such as 50%",
+                Human(wanted)
+            );
             return Err(Failure::new(Code::BadRequest, message));
         }
         let limit = wanted.min(most);
         if budget.is_some() && limit < device.granularity {
             let message = format!(
-                "--budget {wanted} bytes is less than the least piece of {}, {}",
+                "--budget {}: a copy on {} takes at least {}; ask for more",
+                Human(wanted),
                 device.label,
                 Human(device.granularity)
             );

@@ -67,7 +67,8 @@ impl FromStr for Amount {
         let number: f64 = text[..digits].parse().map_err(|_| wrong())?;
         let unit = text[digits..].trim();
         if unit == "%" {
-            return if number <= 100.0 { Ok(Amount::Percent(number)) } else { Err(wrong()) };
+            let all = || format!("\"{text}\" is more than all of it: at most 100%");
+            return if number <= 100.0 { Ok(Amount::Percent(number)) } else { Err(all()) };
         }
         let power = |base: f64, exponent: i32| base.powi(exponent);
         let factor = match unit.to_ascii_lowercase().as_str() {

@@ -64,13 +64,17 @@ struct Preload {
     sum: Mutex<Sum>,
     /// What is being asked for, by its place among the files.
     under_way: Mutex<HashMap<usize, Arc<File>>>,
-    cancelled: AtomicBool,
+    cancelled: Arc<AtomicBool>,
 }
 
 pub(super) fn run(args: &Args) -> Done {
     let device = args.which.device()?;
-    // Before any thread: the signals are for the one that waits for them.
+    // Before any thread, and before anything is asked of a daemon that may not answer: the signals are for the thread that
+    // waits for them, which asks nothing.
     let signals = Signals::block(&[]);
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let interrupted = Arc::clone(&cancelled);
+    std::thread::spawn(move || listen(&signals, &interrupted));
     let (files, missing) = paths::files(&args.which.paths);
     for failure in &missing {
         // The path stands in the failure's words.
@@ -86,13 +90,12 @@ pub(super) fn run(args: &Args) -> Done {
         next: AtomicUsize::new(0),
         sum: Mutex::new(Sum { failed: missing.len(), ..Sum::default() }),
         under_way: Mutex::default(),
-        cancelled: AtomicBool::new(false),
+        cancelled,
     });
     let begun = Instant::now();
-    let (watched, interrupted) = (Arc::clone(&preload), Arc::clone(&preload));
-    // Both end with the process. The one that hears of signals asks the daemon nothing, which may not answer.
+    let watched = Arc::clone(&preload);
+    // It ends with the process.
     std::thread::spawn(move || watched.watch());
-    std::thread::spawn(move || interrupted.listen(&signals));
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE.min(preload.files.len()) {
             scope.spawn(|| preload.work());
@@ -116,6 +119,15 @@ pub(super) fn run(args: &Args) -> Done {
         std::process::exit(INTERRUPTED);
     }
     if sum.failed == 0 { Ok(()) } else { Err(some_failed()) }
+}
+
+/// Waits for somebody's Ctrl-C.
+fn listen(signals: &Signals, cancelled: &AtomicBool) {
+    signals.wait();
+    cancelled.store(true, Ordering::Relaxed);
+    signals.wait();
+    // He means it: what is under way is the daemon's to finish.
+    std::process::exit(INTERRUPTED);
 }
 
 impl Preload {
@@ -156,15 +168,6 @@ impl Preload {
         });
         self.under_way.lock().remove(&place);
         loaded.map(|reply| reply.data_length)
-    }
-
-    /// Waits for somebody's Ctrl-C.
-    fn listen(&self, signals: &Signals) {
-        signals.wait();
-        self.cancelled.store(true, Ordering::Relaxed);
-        signals.wait();
-        // He means it: what is under way is the daemon's to finish.
-        std::process::exit(INTERRUPTED);
     }
 
     /// Moves the bar, and ends what is under way when it was cancelled.

@@ -34,8 +34,10 @@ fn mounted(as_json: bool) -> Done {
             Err("its daemon is gone; `warpfs umount` takes it away".to_string())
         } else {
             let path = mount.mountpoint.join(".warpfs/stats");
-            let text = mounts::patiently(move || std::fs::read_to_string(path).map_err(|e| e.to_string()));
-            let text = text.unwrap_or_else(|| Err("its daemon does not answer".into()));
+            let text = mounts::patiently(move || std::fs::read_to_string(path).map_err(|e| unreadable(&e)));
+            let text = text.unwrap_or_else(|| {
+                Err("its daemon does not answer; `warpfs umount --lazy` takes the mount away, if it stays so".into())
+            });
             text.and_then(|text| serde_json::from_str::<Value>(&text).map_err(|e| e.to_string()))
         };
         if as_json {
@@ -58,6 +60,16 @@ fn mounted(as_json: bool) -> Done {
         say!("nothing is mounted; `warpfs mount SOURCE MOUNTPOINT` mounts a directory");
     }
     Ok(())
+}
+
+/// Why a mount does not say what is on it.
+fn unreadable(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "another user's, mounted without --allow-other: nobody else can look into it".into()
+        }
+        _ => error.to_string(),
+    }
 }
 
 fn print_device(device: &Value) {

@@ -31,7 +31,8 @@ pub(super) fn run(args: &Args) -> Done {
     let shown = mountpoint.display();
     let mount = mounts::at(&mountpoint).filter(|mount| mount.kind == mounts::KIND);
     if mount.is_none() {
-        let message = format!("{shown} is not a warpfs mount; `warpfs status` lists them");
+        let what = if mountpoint.symlink_metadata().is_ok() { "is not a warpfs mount" } else { "does not exist" };
+        let message = format!("{shown} {what}; `warpfs status` lists the mounts");
         return Err(Failure::new(Code::NotWarpfs, message));
     }
     // Nothing is asked of a daemon that may not answer.

@@ -27,6 +27,7 @@ pub(super) fn run(args: &Args) -> Done {
     let (files, mut failures) = paths::files(&args.which.paths);
     // The paths may lie on several mounts, and a session belongs to the daemon of one.
     let mut sessions = HashMap::new();
+    let mut equal = 0;
     for path in &files {
         let mut verify = || {
             client::open(path).and_then(|file| {
@@ -47,9 +48,15 @@ pub(super) fn run(args: &Args) -> Done {
             }
         }
         match verified {
-            Ok(bytes) => say!("{}: {bytes} bytes in device memory equal the file's", path.display()),
+            Ok(bytes) => {
+                equal += 1;
+                say!("{}: {bytes} bytes in device memory equal the file's", path.display());
+            }
             Err(failure) => failures.push(failure),
         }
+    }
+    if files.len() > 1 {
+        say!("{equal} of {} files are equal", files.len());
     }
     failures.iter().for_each(complain);
     if failures.is_empty() { Ok(()) } else { Err(some_failed()) }

@@ -109,6 +109,8 @@ fn a_device_that_is_not_there() {
 #[test]
 fn a_budget_that_cannot_be() {
     refused(Mounted::prepare(), &["--device", "host", "--budget", "900TiB"]).fails(&["--budget", "900.0 TiB"]);
+    refused(Mounted::prepare(), &["--device", "host", "--budget", "9"]).fails(&["--budget 9 B", "at least 4.0 KiB"]);
+    assert!(warpfs!("mount", "--budget", "200%", "/", "/mnt").stderr.contains("at most 100%"));
     let output = warpfs!("mount", "--budget", "lots", "/", "/mnt");
     assert_eq!(output.status.code(), Some(2), "usage");
 }
@@ -130,6 +132,7 @@ fn a_path_that_is_not_on_a_mount() {
         warpfs!(command, folder.path().join("none")).fails(&["none", "No such file"]);
     }
     warpfs!("umount", folder.path()).fails(&["not a warpfs mount"]);
+    warpfs!("umount", folder.path().join("none")).fails(&["none does not exist"]);
     // Of a directory one line, however many files are in it.
     for name in ["g", "h"] {
         std::fs::write(folder.path().join(name), "x").expect("written");

@@ -317,11 +317,19 @@ fn nobody_is_served_as_root_by_a_daemon_that_cannot_become_him() {
 #[test]
 fn a_stopped_daemon_hangs_no_command() {
     let mounted = Mounted::new();
+    let path = mounted.file("f", b"x");
     let daemon = mounted.daemon();
     signal(daemon, libc::SIGSTOP);
     let status = warpfs!("status");
+    let mut preload = warpfs(["preload"]).arg(&path).spawn().expect("started");
+    for _ in 0..2 {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        signal(preload.id() as i32, libc::SIGINT);
+    }
+    let ended = end(&mut preload, std::time::Duration::from_secs(10));
     let lazy = warpfs!("umount", "--lazy", mounted.mountpoint);
     signal(daemon, libc::SIGCONT);
+    assert_eq!(ended.expect("it ends at the second signal").code(), Some(130));
     assert!(status.ok().text().contains("does not answer"));
     lazy.ok();
     assert!(!mounted.is_mounted());
