@@ -30,7 +30,7 @@ const MOST_THREADS: usize = 8;
 
 /// Lines that a thread takes at a time, at most.
 const AT_ONCE: usize = 32;
-/// Longer than this a thread keeps no open file to itself.
+/// Longer than this a thread keeps no open file to itself, unless one that it opens next never answers.
 const HASTE: Duration = Duration::from_millis(1);
 
 /// Told that the lines of a write are begun, or that its time is up.
@@ -203,7 +203,7 @@ impl Worker {
                     self.one_less();
                 }
             }
-            // Those that are open do not wait for one that takes long.
+            // Those that are open do not wait for the rest where that takes long.
             if since.elapsed() >= HASTE {
                 self.cache.materialize_all(NONE, std::mem::take(&mut asks));
                 since = Instant::now();
