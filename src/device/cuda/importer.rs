@@ -64,7 +64,8 @@ impl Importer for CudaImporter {
         let pinned = Pinned::new(&self.context, slots * slot_size)?;
         let busy = vec![false; slots];
         let lent = (0..slots).map(|_| None).collect();
-        Ok(Some(Box::new(CudaLane { stream, events, busy, lent, slot_size, pinned })))
+        let context = Arc::clone(&self.context);
+        Ok(Some(Box::new(CudaLane { context, stream, events, busy, lent, slot_size, pinned })))
     }
 
     fn lost(&self) -> bool {
@@ -91,6 +92,7 @@ unsafe impl Mapping for CudaMapping {
 
 /// A stream of its own, and an event behind the last copy out of each slot.
 struct CudaLane {
+    context: Arc<Context>,
     stream: Stream,
     events: Vec<Event>,
     /// Whether a copy out of the slot was started and not waited for.
@@ -133,9 +135,9 @@ impl Lane for CudaLane {
     ) -> Result<bool> {
         assert!(!self.busy[slot], "a slot is free when something is lent in its place");
         check_range(mapping, at, length as u64)?;
-        let Some(lent) = self.stream.lend(file, offset, length)? else { return Ok(false) };
+        let Some(lent) = Lent::new(&self.context, file, offset, length)? else { return Ok(false) };
         // SAFETY: the pages are registered, and stay so until the event was waited for.
-        let started = unsafe { self.stream.copy(lent.address, length, mapping.address() + at, &self.events[slot]) };
+        let started = unsafe { self.stream.copy(lent.address(), length, mapping.address() + at, &self.events[slot]) };
         if started.is_err() {
             let _ = self.stream.synchronize();
         }

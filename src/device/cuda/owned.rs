@@ -181,16 +181,47 @@ impl Drop for Mapped {
     }
 }
 
-/// Host memory that the device can read by itself.
-pub(super) struct Pinned {
+/// A mapping of this process's, that the device can read by itself while this lives.
+struct Registered {
     context: Arc<Context>,
     address: *mut c_void,
     size: usize,
     registered: bool,
 }
 
-// SAFETY: plain memory of this value's own.
-unsafe impl Send for Pinned {}
+// SAFETY: a mapping of this value's own, that no thread is special to.
+unsafe impl Send for Registered {}
+
+impl Registered {
+    /// Registers `size` bytes mapped at `address`, whole pages, which are unmapped in the end whatever comes of it.
+    ///
+    /// # Safety
+    /// Exactly one mapping, and nobody else unmaps it.
+    unsafe fn new(context: &Arc<Context>, address: *mut c_void, size: usize, flags: c_uint) -> Result<Registered> {
+        let mut mapping = Registered { context: Arc::clone(context), address, size, registered: false };
+        context.enter()?;
+        // SAFETY: the range is mapped, ours, and stays until it was unregistered.
+        let code = unsafe { (context.driver.functions.cuMemHostRegister_v2)(address, size, flags) };
+        context.driver.check(code, &format!("pin {size} bytes of memory"))?;
+        mapping.registered = true;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.registered {
+            let _ = self.context.enter();
+            // SAFETY: registered at exactly this address. The lane has waited for the copies out of it.
+            let _ = unsafe { (self.context.driver.functions.cuMemHostUnregister)(self.address) };
+        }
+        // SAFETY: exactly the mapping that `new` was given, and no slice of it is borrowed.
+        let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
+    }
+}
+
+/// Host memory that the device can read by itself.
+pub(super) struct Pinned(Registered);
 
 impl Pinned {
     /// One anonymous mapping, registered: ten times quicker than memory that the driver allocates (0.05 s/GiB, not 0.55).
@@ -200,87 +231,53 @@ impl Pinned {
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
         let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE) }
             .map_err(|e| Failure::system(what(), e))?;
-        let mut pinned = Pinned { context: Arc::clone(context), address, size, registered: false };
         // Large pages where the system has them: it is written to and read from at the speed of the bus.
         for advice in [Advice::LinuxHugepage, Advice::LinuxPopulateWrite] {
             // SAFETY: exactly the mapping made above. Where the advice is not known, pages come when they are touched.
             let _ = unsafe { rustix::mm::madvise(address, size, advice) };
         }
-        context.enter()?;
-        // SAFETY: the range is mapped, ours, and stays until it was unregistered.
-        let code = unsafe { (context.driver.functions.cuMemHostRegister_v2)(address, size, 0) };
-        context.driver.check(code, &format!("pin {size} bytes of memory"))?;
-        pinned.registered = true;
-        Ok(pinned)
+        // SAFETY: exactly the mapping made above, which is given away here.
+        Ok(Pinned(unsafe { Registered::new(context, address, size, 0) }?))
     }
 
     /// Where the `length` bytes from `offset` begin.
     pub(super) fn at(&self, offset: usize, length: usize) -> *mut c_void {
-        assert!(offset.checked_add(length).is_some_and(|end| end <= self.size), "a slot lies in the ring");
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.0.size), "a slot lies in the ring");
         // SAFETY: the offset lies in the mapping.
-        unsafe { self.address.cast::<u8>().add(offset).cast() }
+        unsafe { self.0.address.cast::<u8>().add(offset).cast() }
     }
 
     /// `length` bytes from `offset`.
     pub(super) fn bytes(&mut self, offset: usize, length: usize) -> &mut [u8] {
-        assert!(offset.checked_add(length).is_some_and(|end| end <= self.size), "a slot lies in the ring");
         // SAFETY: the range lies in the mapping, which is initialised (zeros at first) and borrowed through `self`.
-        unsafe { std::slice::from_raw_parts_mut(self.address.cast::<u8>().add(offset), length) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.registered {
-            let _ = self.context.enter();
-            // SAFETY: registered at exactly this address. The lane has waited for the copies out of it.
-            let _ = unsafe { (self.context.driver.functions.cuMemHostUnregister)(self.address) };
-        }
-        // SAFETY: exactly the mapping made in `new`, and no slice of it is borrowed.
-        let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
+        unsafe { std::slice::from_raw_parts_mut(self.at(offset, length).cast(), length) }
     }
 }
 
 /// Pages of a file in the page cache, registered so that the device can read them. The processor never does: a file that was
 /// cut meanwhile would be a SIGBUS for it, while the pages themselves stay as long as they are registered.
-pub(super) struct Lent {
-    context: Arc<Context>,
-    pub(super) address: *mut c_void,
-    size: usize,
-    registered: bool,
-}
-
-// SAFETY: a mapping of this value's own, that no thread is special to.
-unsafe impl Send for Lent {}
+pub(super) struct Lent(Registered);
 
 impl Lent {
-    fn new(context: &Arc<Context>, file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<Lent> {
+    /// `size` bytes from `offset`, a multiple of the page size. `None` where the system or the driver refuses; an error where
+    /// the device is lost.
+    pub(super) fn new(context: &Arc<Context>, file: BorrowedFd<'_>, offset: u64, size: usize) -> Result<Option<Lent>> {
         const READ_ONLY: c_uint = 8;
-        let what = || format!("cannot map {size} bytes of the page cache");
         // To the end of its last page, which is zeros.
         let size = size.next_multiple_of(rustix::param::page_size());
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
-        let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ, flags, file, offset) }
-            .map_err(|e| Failure::system(what(), e))?;
-        let mut lent = Lent { context: Arc::clone(context), address, size, registered: false };
-        // SAFETY: the range is mapped, ours, and stays until it was unregistered; it is not written to.
-        let code = unsafe { (context.driver.functions.cuMemHostRegister_v2)(address, size, READ_ONLY) };
-        context.driver.check(code, "lend pages of the page cache to the device")?;
-        lent.registered = true;
-        Ok(lent)
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if self.registered {
-            let _ = self.context.enter();
-            // SAFETY: registered at exactly this address. Its copy was waited for.
-            let _ = unsafe { (self.context.driver.functions.cuMemHostUnregister)(self.address) };
+        let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, ProtFlags::READ, flags, file, offset) };
+        let Ok(address) = mapped else { return Ok(None) };
+        // SAFETY: exactly the mapping made above, which is given away here.
+        match unsafe { Registered::new(context, address, size, READ_ONLY) } {
+            Err(failure) if context.driver.is_lost() => Err(failure),
+            registered => Ok(registered.ok().map(Lent)),
         }
-        // SAFETY: exactly the mapping made in `new`; nobody reads it through this address.
-        let _ = unsafe { rustix::mm::munmap(self.address, self.size) };
+    }
+
+    pub(super) fn address(&self) -> *mut c_void {
+        self.0.address
     }
 }
 
@@ -317,16 +314,6 @@ impl Stream {
         // SAFETY: both are live and of this context.
         let code = unsafe { (driver.functions.cuEventRecord)(event.raw, self.raw) };
         driver.check(code, "record an event")
-    }
-
-    /// Registers a range of a file for copies. `None` where the system or the driver refuses; an error where the device is
-    /// lost.
-    pub(super) fn lend(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Option<Lent>> {
-        self.context.enter()?;
-        match Lent::new(&self.context, file, offset, length) {
-            Err(failure) if self.context.driver.is_lost() => Err(failure),
-            lent => Ok(lent.ok()),
-        }
     }
 
     /// Returns when everything in the stream is over.
