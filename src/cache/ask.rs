@@ -103,25 +103,30 @@ impl Shelf {
         let number = index.number();
         let wait = ask.wait;
         let detached = wait.is_zero() || wait == Duration::MAX;
-        let waiter = |answer| Waiter { number, pid: ask.caller.pid, session: ask.session, answer };
-        let (waiters, immediate) =
-            if wait.is_zero() { (Vec::new(), Some(answer)) } else { (vec![waiter(answer)], None) };
+        let (pid, session) = (ask.caller.pid, ask.session);
+        // Joins the load, or gets its answer back, which cannot wait.
+        let join = |load: &mut Load, answer| {
+            load.detached |= detached;
+            if wait.is_zero() {
+                return Some(answer);
+            }
+            load.waiters.push(Waiter { number, pid, session, answer });
+            None
+        };
         let (mut loaded, mut total) = (0, version.size);
+        let immediate;
         if let Some(Slot::Loading(load)) = index.slot(&key) {
             self.counters.add(Counter::Joined, 1);
             // Somebody changed the file since: what is on its way is not what this request asks for.
             load.stale |= load.version != version;
-            load.detached |= detached;
-            load.waiters.extend(waiters);
+            immediate = join(load, answer);
             (loaded, total) = (load.watch.loaded.load(Ordering::Relaxed), load.version.size);
         } else if index.queue.len() >= QUEUED {
-            let answers = waiters.into_iter().map(|waiter| waiter.answer).chain(immediate);
-            let answer = answers.last().expect("one of the two");
             return Rest::Answer(answer, Err(too_many(&ask.file)));
         } else {
             self.counters.add(Counter::Misses, 1);
             index.failures.pop(&key);
-            let load = Load {
+            let mut load = Load {
                 number,
                 file: ask.file,
                 version,
@@ -130,9 +135,10 @@ impl Shelf {
                 alone: false,
                 stale: false,
                 watch: Arc::default(),
-                detached,
-                waiters,
+                detached: false,
+                waiters: Vec::new(),
             };
+            immediate = join(&mut load, answer);
             index.put(key, Slot::Loading(load));
             index.queue.push_back((key, number));
         }

@@ -588,3 +588,27 @@ fn a_large_file_is_begun_before_its_memory_and_again_where_there_was_none() {
     assert_eq!(bench.evict(&file).freed, 65 << 20);
     assert_eq!((bench.used(), bench.memory.live.load(Ordering::SeqCst)), (0, 0));
 }
+
+#[test]
+fn files_that_are_asked_for_together_are_taken_in_under_one_lock() {
+    // Seen on a GPU: asked for one by one, thousands of small files took turns at the index, and went in jobs of a few.
+    let bench = bench(4096, true);
+    let files: Vec<_> = (0..40).map(|i| bench.file(&format!("f{i}"), 1000)).collect();
+    let (send, receive) = mpsc::channel();
+    let ask = |file: &OpenFile| {
+        let (send, file, caller) = (send.clone(), file.clone(), Caller::this());
+        let ask = Ask { file, device: NONE, offset: 0, length: 0, caller, session: None, wait: Duration::MAX };
+        let answer: Answer = Box::new(move |answer| send.send(answer).expect("heard"));
+        (ask, answer)
+    };
+    bench.cache.materialize_all(NONE, files.iter().chain([&bench.file("empty", 0)]).map(ask).collect());
+    let empty = receive.recv_timeout(PATIENCE).expect("answered").expect("resident");
+    assert!(matches!(empty, Outcome::Resident(Placement { length: 0, .. })), "{empty:?}");
+    bench.loader.wait_for_a_job();
+    assert_eq!(bench.loader.waiting.lock()[0].0.parts.len(), 40, "the dispatcher saw all of them at once");
+    bench.loader.end(Ok(Loaded::default()));
+    for _ in &files {
+        receive.recv_timeout(PATIENCE).expect("answered").expect("loaded");
+    }
+    receive.recv_timeout(Duration::from_millis(20)).expect_err("each once");
+}
