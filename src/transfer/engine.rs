@@ -137,7 +137,10 @@ impl Engine {
             .filter(|_| fits)
             .ok_or_else(|| Failure::new(Code::BadRequest, "the range does not lie in the allocation"))?;
         let seen = match &parts[..] {
-            [part] => residency::look(part.file.as_fd(), part.offset, part.length),
+            // Of what is read in one go nothing follows from it.
+            [part] if part.length > self.shared.slot_size as u64 => {
+                residency::look(part.file.as_fd(), part.offset, part.length)
+            }
             _ => None,
         };
         let plan = if seen == Some(Seen::Some) { plan.by_turns() } else { plan };
