@@ -217,7 +217,7 @@ def cold(mount, folder):
         return report.say("cold", "warpfs", "no direct reads on this file system")
     # A disk's rate varies from minute to minute: by turns, and each over the whole file.
     times, plain = [], {way: [] for way in ways}
-    for _ in range(max(3, ROUNDS // 2)):
+    for _ in range(ROUNDS):
         for way in ways:
             data.chill(source)
             plain[way].append(limits.disk(source, way))
@@ -239,7 +239,7 @@ def half(mount, folder):
     if not os.path.exists(f"{folder}/half"):
         with open(source, "rb") as whole, open(f"{folder}/half", "wb") as part:
             shutil.copyfileobj(Limited(whole, middle), part, 16 << 20)
-    for _ in range(max(3, ROUNDS // 2)):
+    for _ in range(ROUNDS):
         data.chill(f"{folder}/half")
         alone.append(subject.first_load(f"{mount.path}/half"))
         data.warm(source)

@@ -53,6 +53,9 @@ impl Shelf {
                     Err(failure) => return Err(failure.within(file.path.display())),
                 },
             };
+            if self.kept.give_up() {
+                continue;
+            }
             let mut index = self.index.lock();
             let victims = index.take_victims();
             if !victims.is_empty() {

@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::copy::{Copy, Hold, Key, next_generation};
 use super::hold::Sessions;
 use super::index::{Index, Load, Slot, Sum, Waiter};
+use super::slab::Kept;
 use super::timer::Timer;
 use super::{Evicted, Placement, SessionId, Setup, Standing};
 use crate::device::{Info, Memory};
@@ -38,6 +39,7 @@ pub struct Shelf {
     pub(super) index: Mutex<Index>,
     /// Signalled when there may be something for the dispatcher.
     pub(super) work: Condvar,
+    pub(super) kept: Kept,
     pub(super) timer: Arc<Timer>,
     pub(super) this: Weak<Shelf>,
 }
@@ -57,6 +59,7 @@ impl Shelf {
             sessions,
             index: Mutex::default(),
             work: Condvar::new(),
+            kept: Kept::default(),
             timer,
             this: this.clone(),
         })

@@ -9,9 +9,10 @@ use super::shelf::{Shelf, copy_of};
 use super::slab::{Slabs, padded};
 use crate::failure::Result;
 use crate::loader::{Destination, Ended, Job, Loaded, Part, Slab, Watch};
+use crate::protocol::DeviceKind;
 use crate::source::OpenFile;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A load that was asked for so recently takes the version that was seen then: at its end it is looked at again anyway.
@@ -164,6 +165,10 @@ impl Shelf {
             place: offset + small.lead,
             watch: Arc::clone(&small.watch),
         };
+        // Memory of the host is made as quickly as it is found again.
+        if self.info().kind == DeviceKind::Cuda && self.kept.keep(block) {
+            self.let_kept_go(Duration::ZERO);
+        }
         let keeper = Arc::clone(&block.piece);
         let job = Job {
             memory: Destination::of(block.allocation()),
@@ -177,6 +182,7 @@ impl Shelf {
             if ended.parts.iter().all(Result::is_err) {
                 // Perhaps it could not be mapped at all: nothing more shall come into it.
                 shelf.loader.forget(block.id);
+                shelf.kept.give_up();
             }
             let sealed = shelf.seal_slab(block);
             let ends = placed.into_iter().zip(ended.parts).map(|(Placed { small, offset }, result)| {
@@ -187,6 +193,18 @@ impl Shelf {
             shelf.ended_together(ends.collect());
         };
         self.loader.submit(job, Box::new(done));
+    }
+
+    /// Lets the slab go that was filled last, when its time is over.
+    fn let_kept_go(&self, after: Duration) {
+        let shelf = Weak::clone(&self.this);
+        let look = move || {
+            let Some(shelf) = shelf.upgrade() else { return };
+            if let Some(left) = shelf.kept.lapse() {
+                shelf.let_kept_go(left);
+            }
+        };
+        self.timer.after(after, look);
     }
 
     /// Publishes what has come as it was to come, all under one lock; the rest goes the way of a single file.
