@@ -13,6 +13,7 @@ mod openmetrics;
 mod placement;
 mod policy;
 mod room;
+mod settle;
 mod shelf;
 mod slab;
 mod stats;

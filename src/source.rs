@@ -3,8 +3,10 @@
 
 pub mod identity;
 pub mod open;
+pub mod stability;
 pub mod version;
 
 pub use identity::{Caller, Domain, Identity};
 pub use open::OpenFile;
+pub use stability::{Look, Proof};
 pub use version::{FileId, Version};

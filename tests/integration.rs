@@ -47,6 +47,8 @@ mod seeing;
 mod semantics;
 #[path = "integration/sources.rs"]
 mod sources;
+#[path = "integration/stale.rs"]
+mod stale;
 #[path = "integration/stop.rs"]
 mod stop;
 #[path = "integration/triggers.rs"]

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 use crate::metrics::Counter;
 use crate::protocol::Code;
 use crate::size::Human;
-use crate::source::{OpenFile, Version};
+use crate::source::{Look, OpenFile, Proof, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -38,15 +38,15 @@ impl Shelf {
             return;
         }
         let look = |(ask, answer): (Ask, Answer)| {
-            let version = ask.file.version().and_then(|version| self.check(&ask, version));
-            (ask, version, answer)
+            let look = ask.file.look().and_then(|look| self.check(&ask, look.version).map(|()| look));
+            (ask, look, answer)
         };
         let looked: Vec<_> = asks.into_iter().map(look).collect();
         let mut superseded = Vec::new();
         let mut index = self.index.lock();
         let queued = index.queue.len();
-        let take_in = |(ask, version, answer)| match version {
-            Ok(version) => self.take_in(&mut index, ask, version, answer, &mut superseded),
+        let take_in = |(ask, look, answer)| match look {
+            Ok(look) => self.take_in(&mut index, ask, look, answer, &mut superseded),
             Err(failure) => Rest::Answer(answer, Err(failure)),
         };
         let rest: Vec<Rest> = looked.into_iter().map(take_in).collect();
@@ -74,14 +74,8 @@ impl Shelf {
     }
 
     /// A request for the file's present version.
-    fn take_in(
-        &self,
-        index: &mut Index,
-        ask: Ask,
-        version: Version,
-        answer: Answer,
-        superseded: &mut Vec<Slot>,
-    ) -> Rest {
+    fn take_in(&self, index: &mut Index, ask: Ask, look: Look, answer: Answer, superseded: &mut Vec<Slot>) -> Rest {
+        let Look { version, proof } = look;
         if version.size == 0 {
             return Rest::Answer(answer, Ok(Outcome::Resident(empty(&version))));
         }
@@ -90,7 +84,7 @@ impl Shelf {
         }
         let key = Key { file: version.file, domain: ask.caller.domain };
         if let Some(Slot::Resident(copy)) = index.slot(&key) {
-            if copy.version == version {
+            if copy.version == version && proof != Proof::Hidden {
                 // Not the copy itself: whoever evicts it next may count on its memory.
                 let rest = Rest::Resident(answer, copy.placement(), ask.session, hold(copy, ask.session));
                 index.policy.touch(&key);
@@ -130,6 +124,7 @@ impl Shelf {
                 number,
                 file: ask.file,
                 version,
+                settled: proof == Proof::Settled,
                 asked: Instant::now(),
                 attempt: 1,
                 alone: false,
@@ -149,14 +144,13 @@ impl Shelf {
     }
 
     /// What can be said without looking at the index.
-    fn check(&self, ask: &Ask, version: Version) -> Result<Version> {
+    fn check(&self, ask: &Ask, version: Version) -> Result<()> {
         let path = ask.file.path.display();
         if ask.offset != 0 || (ask.length != 0 && ask.length < version.size) {
             let message = format!("{path}: a part of a file cannot be asked for yet; ask for the whole file");
             return Err(Failure::new(Code::Unsupported, message));
         }
-        self.fits(&ask.file, version.size)?;
-        Ok(version)
+        self.fits(&ask.file, version.size)
     }
 
     /// Whether a file of `size` bytes can ever be resident here.

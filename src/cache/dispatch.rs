@@ -118,7 +118,13 @@ impl Shelf {
             Err(failure) => return self.fail(&key, number, failure),
         };
         let mut index = self.index.lock();
+        let Some(load) = index.load(&key, number) else { return };
+        let (settled, changed) = (load.settled, load.version != version);
         let Some(load) = index.revise(&key, number, version) else { return };
+        if version.size > 0 && (changed || !settled) {
+            drop(index);
+            return if settled { self.again(&key, number, &file) } else { self.settle(vec![(key, number, file)]) };
+        }
         let (watch, alone) = (Arc::clone(&load.watch), load.alone);
         let emptied = (version.size == 0).then(|| copy_of(key, load, None));
         drop(index);
@@ -235,6 +241,7 @@ impl Shelf {
         let Some(load) = index.load(key, number) else { return };
         if load.attempt < ATTEMPTS && !stopping {
             load.attempt += 1;
+            load.settled = false;
             load.watch.loaded.store(0, Ordering::Relaxed);
             index.queue.push_back((*key, number));
             drop(index);

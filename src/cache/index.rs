@@ -92,6 +92,8 @@ pub(super) struct Load {
     pub asked: Instant,
     /// The version that is being loaded.
     pub version: Version,
+    /// Behind that version no change can hide: no other is loaded.
+    pub settled: bool,
     pub attempt: u32,
     /// It shall share no memory, and be begun when that is there: it failed with others, for a reason that may be its own, or
     /// there was no memory.

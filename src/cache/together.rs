@@ -94,13 +94,13 @@ impl Shelf {
     /// The files as they are now, without those that are not wanted any more, or that cannot share memory and went their own
     /// way. The lock is taken once for all of them, or twice: others want it as often.
     fn look(self: &Arc<Self>, wanted: &[(Key, u64)]) -> Vec<Small> {
-        let (mut smalls, mut others, mut found) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut smalls, mut others, mut found, mut unsettled) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let recent = Instant::now().checked_sub(RECENT);
         let mut index = self.index.lock();
         for (key, number) in wanted {
             let (key, number) = (*key, *number);
             let Some(load) = index.load(&key, number) else { continue };
-            let known = load.attempt == 1 && !load.stale && recent.is_some_and(|recent| load.asked > recent);
+            let known = load.settled && !load.stale && recent.is_some_and(|recent| load.asked > recent);
             let (file, watch) = (load.file.clone(), Arc::clone(&load.watch));
             if known && load.shares() && !watch.cancelled.load(Ordering::Acquire) {
                 smalls.push(Small { key, number, file, size: load.version.size, lead: 0, watch });
@@ -121,14 +121,20 @@ impl Shelf {
                     continue;
                 }
             };
-            let Some(load) = index.revise(&key, number, version) else { continue };
-            if load.shares() && !watch.cancelled.load(Ordering::Acquire) {
+            let Some(load) = index.load(&key, number) else { continue };
+            let wanted = load.shares() && !watch.cancelled.load(Ordering::Acquire);
+            if wanted && !load.settled {
+                unsettled.push((key, number, file));
+            } else if wanted && load.version == version {
                 smalls.push(Small { key, number, file, size: version.size, lead: 0, watch });
             } else {
                 others.push((key, number, None));
             }
         }
         drop(index);
+        if !unsettled.is_empty() {
+            self.settle(unsettled);
+        }
         for (key, number, failure) in others {
             match failure {
                 Some(failure) => self.fail(&key, number, failure),

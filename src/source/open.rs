@@ -2,6 +2,7 @@
 //! directory, FIFO, socket or device, and never waiting for any of them.
 
 use super::identity::Identity;
+use super::stability::{self, Look};
 use super::version::Version;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
@@ -65,6 +66,16 @@ impl OpenFile {
             return Err(not_regular(&path, kind));
         }
         Ok(OpenFile { descriptor, path })
+    }
+
+    /// The version that the file has now, and what it is worth; see [`stability::look`].
+    pub fn look(&self) -> Result<Look> {
+        stability::look(&*self.descriptor).map_err(|f| f.within(self.path.display()))
+    }
+
+    /// A version behind which no change can hide; see [`stability::settle`].
+    pub fn settle(&self) -> Result<Version> {
+        stability::settle(&*self.descriptor).map_err(|f| f.within(self.path.display()))
     }
 
     /// The version that the file has now.

@@ -1,6 +1,5 @@
 //! Which bytes a file has: the identity of a version. Two equal versions have the same bytes as far as the file system
-//! can tell; what it cannot tell (a later store to a page that a shared mapping has
-//! dirtied already) is not seen here.
+//! can tell; when a store to a page that a shared mapping has dirtied already cannot hide behind one, `stability` says.
 
 use crate::failure::{Failure, Result};
 use rustix::fs::Stat;

@@ -57,7 +57,8 @@ fn device_bytes_equal_file_bytes_for_every_client() {
     assert_eq!(read.stdout, noise(8, (9 << 20) + 5));
     assert_eq!((mounted.counter("loads"), mounted.counter("misses")), (8, 8), "each file once, for all of them");
     doubled.warpfs(&["evict"], &mounted.mountpoint).ok();
-    assert_eq!(mounted.used(), 0);
+    assert!(mounted.used() <= 2 << 20, "but for the slab that was filled last");
+    eventually("that goes too", || mounted.used() == 0);
 }
 
 #[test]

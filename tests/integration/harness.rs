@@ -395,6 +395,31 @@ pub fn receive(socket: &std::os::unix::net::UnixStream) -> warpfs::failure::Resu
     warpfs::socket::receive(socket, Instant::now() + DEADLINE)
 }
 
+/// Something mounted by mount(8), for as long as this lives.
+pub struct Other(PathBuf);
+
+impl Other {
+    #[track_caller]
+    pub fn mount(arguments: &[&str], place: &Path) -> Other {
+        run(Command::new("mount").args(arguments).arg(place)).ok();
+        Other(place.to_path_buf())
+    }
+
+    pub fn overlay(lower: &Path, upper: &Path, work: &Path, place: &Path) -> Other {
+        for folder in [lower, upper, work, place] {
+            std::fs::create_dir_all(folder).expect("made");
+        }
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        Other::mount(&["-t", "overlay", "overlay", "-o", &options], place)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
 /// A tmpfs, for as long as this lives.
 pub struct Tmpfs(PathBuf);
 

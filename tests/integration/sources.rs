@@ -67,31 +67,6 @@ impl Drop for Spoken {
     }
 }
 
-/// Something mounted by mount(8), for as long as this lives.
-struct Other(PathBuf);
-
-impl Other {
-    #[track_caller]
-    fn mount(arguments: &[&str], place: &Path) -> Other {
-        run(Command::new("mount").args(arguments).arg(place)).ok();
-        Other(place.to_path_buf())
-    }
-
-    fn overlay(lower: &Path, upper: &Path, work: &Path, place: &Path) -> Other {
-        for folder in [lower, upper, work, place] {
-            fs::create_dir_all(folder).expect("made");
-        }
-        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
-        Other::mount(&["-t", "overlay", "overlay", "-o", &options], place)
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = run(Command::new("umount").arg("-l").arg(&self.0));
-    }
-}
-
 fn folder_of(mounted: &Mounted) -> PathBuf {
     mounted.source.parent().expect("a folder").to_path_buf()
 }
