@@ -8,5 +8,5 @@ pub mod version;
 
 pub use identity::{Caller, Domain, Identity};
 pub use open::OpenFile;
-pub use stability::{Look, Proof};
+pub use stability::Proof;
 pub use version::{FileId, Version};

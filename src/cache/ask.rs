@@ -11,13 +11,16 @@ use crate::failure::{Failure, Result};
 use crate::metrics::Counter;
 use crate::protocol::Code;
 use crate::size::Human;
-use crate::source::{Look, OpenFile, Proof, Version};
+use crate::source::{OpenFile, Proof, Version};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Loads that may wait for the dispatcher, per device: each has a descriptor open.
 const QUEUED: usize = 4096;
+
+/// A request with its file's version, and what that is worth.
+type Seen = (Ask, Result<(Version, Proof)>, Answer);
 
 /// What is left to do for a request when the lock is gone.
 enum Rest {
@@ -37,16 +40,12 @@ impl Shelf {
         if asks.is_empty() {
             return;
         }
-        let look = |(ask, answer): (Ask, Answer)| {
-            let look = ask.file.look().and_then(|look| self.check(&ask, look.version).map(|()| look));
-            (ask, look, answer)
-        };
-        let looked: Vec<_> = asks.into_iter().map(look).collect();
+        let looked = self.see(asks);
         let mut superseded = Vec::new();
         let mut index = self.index.lock();
         let queued = index.queue.len();
-        let take_in = |(ask, look, answer)| match look {
-            Ok(look) => self.take_in(&mut index, ask, look, answer, &mut superseded),
+        let take_in = |(ask, seen, answer)| match seen {
+            Ok(seen) => self.take_in(&mut index, ask, seen, answer, &mut superseded),
             Err(failure) => Rest::Answer(answer, Err(failure)),
         };
         let rest: Vec<Rest> = looked.into_iter().map(take_in).collect();
@@ -73,9 +72,44 @@ impl Shelf {
         }
     }
 
+    /// The files' versions, and what they are worth. Of what is resident only whether it may be a hit.
+    fn see(&self, asks: Vec<(Ask, Answer)>) -> Vec<Seen> {
+        let version = |(ask, _): &(Ask, Answer)| ask.file.version().and_then(|version| self.check(ask, version));
+        let versions: Vec<_> = asks.iter().map(version).collect();
+        let mut index = self.index.lock();
+        let mut is_resident = |ask: &Ask, version: Version| {
+            let key = Key { file: version.file, domain: ask.caller.domain };
+            matches!(index.slot(&key), Some(Slot::Resident(copy)) if copy.version == version)
+        };
+        let resident = |((ask, _), version): (&(Ask, Answer), &Result<Version>)| match version {
+            Ok(version) => is_resident(ask, *version),
+            Err(_) => false,
+        };
+        let resident: Vec<bool> = asks.iter().zip(&versions).map(resident).collect();
+        drop(index);
+        let seen = asks.into_iter().zip(versions).zip(resident);
+        let seen = seen.map(|(((ask, answer), version), resident)| {
+            let proof = |version: Version| match resident {
+                true if ask.file.hides() => (version, Proof::Hidden),
+                // Should it be given up at this moment, the load will find out.
+                true => (version, Proof::Unsettled),
+                false => (version, ask.file.proof(&version)),
+            };
+            let seen = version.map(proof);
+            (ask, seen, answer)
+        });
+        seen.collect()
+    }
+
     /// A request for the file's present version.
-    fn take_in(&self, index: &mut Index, ask: Ask, look: Look, answer: Answer, superseded: &mut Vec<Slot>) -> Rest {
-        let Look { version, proof } = look;
+    fn take_in(
+        &self,
+        index: &mut Index,
+        ask: Ask,
+        (version, proof): (Version, Proof),
+        answer: Answer,
+        superseded: &mut Vec<Slot>,
+    ) -> Rest {
         if version.size == 0 {
             return Rest::Answer(answer, Ok(Outcome::Resident(empty(&version))));
         }
@@ -144,13 +178,14 @@ impl Shelf {
     }
 
     /// What can be said without looking at the index.
-    fn check(&self, ask: &Ask, version: Version) -> Result<()> {
+    fn check(&self, ask: &Ask, version: Version) -> Result<Version> {
         let path = ask.file.path.display();
         if ask.offset != 0 || (ask.length != 0 && ask.length < version.size) {
             let message = format!("{path}: a part of a file cannot be asked for yet; ask for the whole file");
             return Err(Failure::new(Code::Unsupported, message));
         }
-        self.fits(&ask.file, version.size)
+        self.fits(&ask.file, version.size)?;
+        Ok(version)
     }
 
     /// Whether a file of `size` bytes can ever be resident here.

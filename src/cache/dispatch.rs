@@ -199,10 +199,10 @@ impl Shelf {
     /// A file came back from the loader.
     pub(super) fn ended(&self, key: Key, number: u64, file: &OpenFile, place: Place, result: Result<Loaded>) {
         // What the file is now decides, whatever the loader says.
-        let now = file.version();
+        let (now, hides) = (file.version(), file.hides());
         let mut index = self.index.lock();
         let Some(load) = index.load(&key, number) else { return };
-        let changed = now.as_ref().is_ok_and(|now| *now != load.version)
+        let changed = now.as_ref().is_ok_and(|now| *now != load.version || hides)
             || result.as_ref().is_err_and(|failure| failure.code == Code::Changing);
         load.stale |= changed;
         // A loader that fails a file among others may have failed because of one of them: each gets another try, alone.

@@ -14,7 +14,7 @@ use crate::loader::Loader;
 use crate::metrics::{Counter, Counters, Histogram};
 use crate::protocol::{Code, State};
 use crate::source::identity::process_of;
-use crate::source::{Caller, Domain, FileId, Look, OpenFile, Proof, Version};
+use crate::source::{Caller, Domain, FileId, OpenFile, Version};
 use crate::transfer::Options;
 use crate::transfer::report::{Route, Tally};
 use parking_lot::{Condvar, Mutex};
@@ -118,7 +118,7 @@ impl Shelf {
 
     /// See [`super::Cache::standing`].
     pub(super) fn standing(&self, file: &OpenFile, domain: Domain) -> Result<Standing> {
-        let Look { version, proof } = file.look()?;
+        let version = file.version()?;
         let mut standing =
             Standing { state: State::Absent, size: version.size, loaded: 0, generation: 0, holders: 0, failure: None };
         if version.size == 0 {
@@ -127,9 +127,10 @@ impl Shelf {
             return Ok(standing);
         }
         let key = Key { file: version.file, domain };
+        let hidden = file.hides();
         let mut index = self.index.lock();
         match index.slot(&key) {
-            Some(Slot::Resident(copy)) if copy.version == version && proof != Proof::Hidden => {
+            Some(Slot::Resident(copy)) if copy.version == version && !hidden => {
                 standing.state = State::Resident;
                 standing.loaded = version.size;
                 standing.generation = copy.generation;

@@ -215,13 +215,13 @@ impl Shelf {
 
     /// Publishes what has come as it was to come, all under one lock; the rest goes the way of a single file.
     fn ended_together(&self, ends: Vec<End>) {
-        let now: Vec<_> = ends.iter().map(|end| end.file.version()).collect();
+        let now: Vec<_> = ends.iter().map(|end| (end.file.version(), end.file.hides())).collect();
         let (mut rest, mut published) = (Vec::new(), Vec::new());
         let mut index = self.index.lock();
         for (end, now) in ends.into_iter().zip(now) {
             let Some(load) = index.load(&end.key, end.number) else { continue };
             match (&end.result, now) {
-                (Ok(loaded), Ok(now)) if now == load.version && !load.stale => {
+                (Ok(loaded), (Ok(now), false)) if now == load.version && !load.stale => {
                     self.latencies[loaded.route() as usize].observe(load.asked.elapsed());
                     let copy = copy_of(end.key, load, Some(end.place));
                     published.extend(self.replace(&mut index, copy, end.number));

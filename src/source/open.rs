@@ -2,7 +2,7 @@
 //! directory, FIFO, socket or device, and never waiting for any of them.
 
 use super::identity::Identity;
-use super::stability::{self, Look};
+use super::stability::{self, Proof};
 use super::version::Version;
 use crate::failure::{Failure, Result};
 use crate::protocol::Code;
@@ -68,9 +68,14 @@ impl OpenFile {
         Ok(OpenFile { descriptor, path })
     }
 
-    /// The version that the file has now, and what it is worth; see [`stability::look`].
-    pub fn look(&self) -> Result<Look> {
-        stability::look(&*self.descriptor).map_err(|f| f.within(self.path.display()))
+    /// What `version` is worth; see [`stability::proof`].
+    pub fn proof(&self, version: &Version) -> Proof {
+        stability::proof(&*self.descriptor, version)
+    }
+
+    /// Whether even an equal version means nothing; see [`stability::hides`].
+    pub fn hides(&self) -> bool {
+        stability::hides(&*self.descriptor)
     }
 
     /// A version behind which no change can hide; see [`stability::settle`].

@@ -57,13 +57,6 @@ enum Writers {
     Unknown,
 }
 
-/// How a file stands when it is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
-    pub version: Version,
-    pub proof: Proof,
-}
-
 /// What a version is worth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
@@ -75,18 +68,22 @@ pub enum Proof {
     Hidden,
 }
 
-/// The file's version, and what it is worth. Takes some two microseconds, and waits for nothing.
-pub fn look(file: impl AsFd) -> Result<Look> {
+/// Whether the file may be changing at this moment without a trace, whatever its version says.
+pub fn hides(file: impl AsFd) -> bool {
     let file = file.as_fd();
-    // First the version: a writer who came and stored between the two would be in it, and its next store in none.
-    let version = Version::of(file)?;
+    Kind::of(file) == Kind::Memory && writers(Kind::Memory, file) == Writers::Some
+}
+
+/// What `version` is worth, which the file has had a moment ago. Takes two microseconds, and waits for nothing.
+pub fn proof(file: impl AsFd, version: &Version) -> Proof {
+    let file = file.as_fd();
     let kind = Kind::of(file);
-    let proof = match (kind, writers(kind, file)) {
+    // After the version: a writer who came and stored between the two would be in it, and its next store in none.
+    match (kind, writers(kind, file)) {
         (Kind::Memory, Writers::Some) => Proof::Hidden,
-        (Kind::Local | Kind::Memory, Writers::None) if young(kind, &version).is_zero() => Proof::Settled,
+        (Kind::Local | Kind::Memory, Writers::None) if young(kind, version).is_zero() => Proof::Settled,
         _ => Proof::Unsettled,
-    };
-    Ok(Look { version, proof })
+    }
 }
 
 /// A version of the file that is worth something from now on, for which pages may have to be written to the disk. `Changing`
@@ -232,6 +229,10 @@ mod tests {
         (path, file)
     }
 
+    fn look(file: &File) -> Proof {
+        proof(file, &Version::of(file).expect("a version"))
+    }
+
     #[test]
     fn a_file_without_a_writer_is_settled_at_once() {
         let (path, file) = page(&std::env::temp_dir());
@@ -239,11 +240,11 @@ mod tests {
             eprintln!("skipped: temporary files are on a stacked or unknown file system");
             return;
         }
-        assert_eq!(look(&file).expect("looked").proof, Proof::Settled);
+        assert_eq!(look(&file), Proof::Settled);
         let writer = File::options().write(true).open(&path).expect("opened");
-        assert_eq!(look(&file).expect("looked").proof, Proof::Unsettled);
+        assert_eq!(look(&file), Proof::Unsettled);
         drop(writer);
-        assert_eq!(look(&file).expect("looked").proof, Proof::Settled);
+        assert_eq!(look(&file), Proof::Settled);
     }
 
     #[test]
@@ -268,16 +269,17 @@ mod tests {
             eprintln!("skipped: /dev/shm is no tmpfs");
             return;
         }
-        assert_eq!(look(&file).expect("looked").proof, Proof::Settled, "the control");
+        assert_eq!(look(&file), Proof::Settled, "the control");
         let mapped = Mapped::of(&path);
         mapped.store(1);
         let before = Version::of(&file).expect("a version");
         mapped.store(2);
         assert_eq!(Version::of(&file).expect("a version"), before, "that is why");
-        assert_eq!(look(&file).expect("looked").proof, Proof::Hidden);
+        assert_eq!((look(&file), hides(&file)), (Proof::Hidden, true));
         assert_eq!(settle(&file).expect_err("hidden").code, Code::Changing);
         drop(mapped);
         settle(&file).expect("settled");
+        assert!(!hides(&file));
     }
 
     #[test]
