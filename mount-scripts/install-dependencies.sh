@@ -59,6 +59,8 @@ missing_packages() {
         have rsync || echo rsync
         have tar || echo tar
         have setfacl || echo acl
+        have mkfs.xfs || echo xfsprogs
+        have mkfs.btrfs || echo btrfs-progs
     fi
 }
 

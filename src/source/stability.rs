@@ -23,8 +23,11 @@ const TRIES: u32 = 3;
 /// What a file system lets one know of stores through mappings (measured on Linux 6.18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A lease tells whether there is a writer or a mapping of one; the first store to a clean page moves the times.
+    /// A lease tells whether there is a writer or a mapping of one; the first store to a clean page moves the times, and
+    /// pages can be made clean without a flush of the disk.
     Local,
+    /// The same, but only fdatasync is sure to make pages clean: what is compressed is written in two steps.
+    Copying,
     /// In memory: a lease tells, but a page is never clean, so that stores move nothing.
     Memory,
     /// Stacked, remote or unknown: a lease proves nothing. Pages are clean after fdatasync.
@@ -40,7 +43,8 @@ impl Kind {
         const TMPFS: FsWord = 0x0102_1994;
         const RAMFS: FsWord = 0x8584_58f6;
         match rustix::fs::fstatfs(file).map(|fs| fs.f_type) {
-            Ok(EXT | XFS | BTRFS | F2FS) => Kind::Local,
+            Ok(EXT | XFS) => Kind::Local,
+            Ok(BTRFS | F2FS) => Kind::Copying,
             Ok(TMPFS | RAMFS) => Kind::Memory,
             _ => Kind::Other,
         }
@@ -81,7 +85,7 @@ pub fn proof(file: impl AsFd, version: &Version) -> Proof {
     // After the version: a writer who came and stored between the two would be in it, and its next store in none.
     match (kind, writers(kind, file)) {
         (Kind::Memory, Writers::Some) => Proof::Hidden,
-        (Kind::Local | Kind::Memory, Writers::None) if young(kind, version).is_zero() => Proof::Settled,
+        (Kind::Local | Kind::Copying | Kind::Memory, Writers::None) if young(kind, version).is_zero() => Proof::Settled,
         _ => Proof::Unsettled,
     }
 }
@@ -101,7 +105,7 @@ pub fn settle(file: impl AsFd) -> Result<Version> {
             }
             (Kind::Memory, Writers::Unknown) => {}
             (Kind::Local, _) => write_pages(file)?,
-            (Kind::Other, _) => match rustix::fs::fdatasync(file) {
+            (Kind::Copying | Kind::Other, _) => match rustix::fs::fdatasync(file) {
                 // It knows nothing of the kind.
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(e) => return Err(Failure::system("cannot write its pages", e)),

@@ -81,6 +81,36 @@ fn a_store_through_a_mapping_shows_at_the_next_request() {
 }
 
 #[test]
+fn a_store_through_a_mapping_shows_on_xfs() {
+    on_a_disk_with("xfs");
+}
+
+#[test]
+fn a_store_through_a_mapping_shows_on_btrfs() {
+    on_a_disk_with("btrfs");
+}
+
+/// On a file system of its own, in a file.
+fn on_a_disk_with(kind: &str) {
+    let place = tempfile::tempdir().expect("a folder");
+    let (image, source) = (place.path().join("image"), place.path().join("source"));
+    File::create(&image).expect("created").set_len(400 << 20).expect("long enough");
+    std::fs::create_dir(&source).expect("created");
+    let made = std::process::Command::new(format!("mkfs.{kind}")).args(["-q", "-f"]).arg(&image).output();
+    let known = std::fs::read_to_string("/proc/filesystems").expect("readable").contains(&format!("\t{kind}\n"));
+    if !is_root() || !known || !made.is_ok_and(|made| made.status.success()) {
+        eprintln!("skipped: no root, no {kind} in this kernel, or no mkfs.{kind}");
+        return;
+    }
+    let _disk = Other::mount(&["-o", "loop", image.to_str().expect("a name")], &source);
+    let mounted = Mounted::over(&source, &[]);
+    stores_show(&mounted, &mounted.source);
+    if mounted.passes_through() {
+        stores_show(&mounted, &mounted.mountpoint);
+    }
+}
+
+#[test]
 fn a_store_through_a_mapping_shows_on_a_stacked_source() {
     if !is_root() {
         return;
