@@ -8,7 +8,6 @@ use crate::failure::{Failure, Result};
 use crate::protocol::Code;
 use crate::source::{OpenFile, Version};
 use parking_lot::Mutex;
-use rustix::io::Errno;
 use std::sync::Arc;
 
 type Waiting = Vec<(Key, u64, OpenFile)>;
@@ -29,7 +28,7 @@ impl Shelf {
         if let Err(e) = std::thread::Builder::new().name("settles".into()).spawn(settle)
             && let Some((_flight, waiting)) = both.lock().take()
         {
-            let failure = Failure::system("cannot start a thread", Errno::from_io_error(&e).unwrap_or(Errno::AGAIN));
+            let failure = Failure::system("cannot start a thread", e);
             for (key, number, file) in waiting {
                 self.fail(&key, number, failure.clone().within(file.path.display()));
             }

@@ -102,27 +102,42 @@ impl Slabs {
 
 /// The slab of a device that was filled last, for a moment or until its room is needed.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<Option<(Arc<Block>, Instant)>>);
+pub(super) struct Kept(Mutex<Keeping>);
+
+#[derive(Default)]
+struct Keeping {
+    slab: Option<(Arc<Block>, Instant)>,
+    /// Somebody is going to ask [`Kept::lapse`]: one is enough, however often slabs come and go.
+    watched: bool,
+}
 
 impl Kept {
-    /// Keeps `block` instead of another. True: from now on [`Kept::lapse`] is to be asked.
-    pub(super) fn keep(&self, block: &Arc<Block>) -> bool {
-        let before = self.0.lock().replace((Arc::clone(block), Instant::now() + KEPT));
-        before.is_none()
+    /// Keeps `block` instead of another. How long, if nobody is going to ask [`Kept::lapse`] yet, as somebody then is to.
+    pub(super) fn keep(&self, block: &Arc<Block>) -> Option<Duration> {
+        let mut kept = self.0.lock();
+        let before = kept.slab.replace((Arc::clone(block), Instant::now() + KEPT));
+        let watched = std::mem::replace(&mut kept.watched, true);
+        // Without the lock: it may be the last to have it.
+        drop(kept);
+        drop(before);
+        (!watched).then_some(KEPT)
     }
 
-    /// Lets the slab go if its time is over. If not: how long it has.
+    /// Lets the slab go if its time is over. If not: how long it has, after which this is to be asked again.
     pub(super) fn lapse(&self) -> Option<Duration> {
         let mut kept = self.0.lock();
-        let left = kept.as_ref().map(|(_, end)| end.saturating_duration_since(Instant::now()));
-        let over = kept.take_if(|_| left == Some(Duration::ZERO));
+        let end = kept.slab.as_ref().map(|(_, end)| *end);
+        let left = end.map(|end| end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
+        let over = if left.is_none() { kept.slab.take() } else { None };
+        kept.watched = left.is_some();
         drop(kept);
-        if over.is_some() { None } else { left }
+        drop(over);
+        left
     }
 
     /// Lets the slab go now. Whether there was one: its memory is free if no copy is in it, and soon.
     pub(super) fn give_up(&self) -> bool {
-        let kept = self.0.lock().take();
+        let kept = self.0.lock().slab.take();
         kept.is_some()
     }
 }
@@ -197,6 +212,20 @@ mod tests {
         drop(third);
         assert_eq!(loader.forgotten.load(Ordering::Relaxed), id);
         assert!(slabs.take(DOMAIN, 256, &*loader).is_none(), "all its copies have gone");
+    }
+
+    #[test]
+    fn one_looks_after_what_is_kept_however_often_it_is_given_up() {
+        let (loader, kept) = (Arc::new(Keeps::default()), Kept::default());
+        let first = block(4096, &loader);
+        assert_eq!(kept.keep(&first), Some(KEPT));
+        assert!(kept.give_up() && !kept.give_up());
+        let second = block(4096, &loader);
+        assert_eq!(kept.keep(&second), None, "somebody looks already");
+        assert!(kept.lapse().is_some_and(|left| left <= KEPT), "not yet");
+        assert!(kept.give_up());
+        assert_eq!(kept.lapse(), None);
+        assert_eq!(kept.keep(&first), Some(KEPT), "nobody does any more");
     }
 
     #[test]

@@ -172,8 +172,10 @@ impl Shelf {
             watch: Arc::clone(&small.watch),
         };
         // Memory of the host is made as quickly as it is found again.
-        if self.info().kind == DeviceKind::Cuda && self.kept.keep(block) {
-            self.let_kept_go(Duration::ZERO);
+        if self.info().kind == DeviceKind::Cuda
+            && let Some(time) = self.kept.keep(block)
+        {
+            self.let_kept_go(time);
         }
         let keeper = Arc::clone(&block.piece);
         let job = Job {

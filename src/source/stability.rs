@@ -159,9 +159,7 @@ fn write_pages(file: BorrowedFd<'_>) -> Result<()> {
     if unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) } == 0 {
         return Ok(());
     }
-    let why = std::io::Error::last_os_error();
-    let errno = Errno::from_io_error(&why).unwrap_or(Errno::IO);
-    Err(Failure::system("cannot write its pages", errno))
+    Err(Failure::system("cannot write its pages", std::io::Error::last_os_error()))
 }
 
 /// How long it takes until a change is sure to get another time than this version has.
